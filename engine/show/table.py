@@ -76,10 +76,9 @@ class FittedTable(Generic[Row]):
     width: int
     gap: str = GAP
 
-    def header(self, style: str = "", titles: Callable[[Column[Row]], Cell] = lambda column: column.title) -> Line:
-        """Return the line of the titles. `style` is that of those that are no spans."""
-        cells = map(titles, self.columns)
-        return self._joined([_spans(cell, style) for cell in cells])
+    def header(self, style: str = "") -> Line:
+        """Return the line of the titles."""
+        return self._joined([_spans(column.title, style) for column in self.columns])
 
     def line(self, row: Row, rest: tuple[str, Cell] | None = None) -> Line:
         """Return the line of a row. `rest` is the key of a column and what takes its place and that of all after it."""

@@ -41,10 +41,12 @@ def write_best(folder: SweepFolder, settings: SweepSettings, best: FrozenTrial) 
 
 
 def longer_arguments(folder: SweepFolder, params: Mapping[str, Value]) -> list[str]:
-    """Return the arguments of `gputrain` that train the best config longer."""
+    """Return the arguments of `gputrain` that train the best config longer, with a name unless it is taken."""
     config = {**default_values(), **(read_changed_config(folder.config) or {}), **params}
     epochs = int(config["run.epochs"]) * LONGER_FACTOR
-    return ["run", str(folder.best), "--epochs", str(epochs), "--name", f"{folder.name}-best"]
+    name = f"{folder.name}-best"
+    named = [] if folder.path.with_name(name).exists() else ["--name", name]
+    return ["run", str(folder.best), "--epochs", str(epochs), *named]
 
 
 def best_command(folder: SweepFolder, settings: SweepSettings, params: Mapping[str, Value]) -> str:

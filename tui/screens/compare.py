@@ -128,7 +128,8 @@ class CompareScreen(ChartScreen):
         self._letters: dict[int, int] | None = None
         """The numbers of the letters of the selected runs, by the indices of those; None before a run is read."""
         self._baseline: int | None = None
-        self._chart_id = self._sorted_by = ""
+        self._chosen = {"chart": "", "order": ""}
+        """Id of the chart, and label of the value that the runs are sorted by; empty for the first ones."""
         self._first_value = 0
         self._shown = (-1, False)
         """Version of what is shown, and whether all had been read."""
@@ -175,7 +176,7 @@ class CompareScreen(ChartScreen):
     def _sort_value(self) -> ComparedValue | None:
         """What the runs are sorted by: the chosen value, else the most important metric."""
         values = {value.label: value for value in self._values}
-        return values.get(self._sorted_by) or next((value for value in self._values if value.better), None)
+        return values.get(self._chosen["order"]) or next((value for value in self._values if value.better), None)
 
     def _order(self) -> list[int]:
         """Return the indices of the runs in the order of the table, which is empty before they are described."""
@@ -303,7 +304,7 @@ class CompareScreen(ChartScreen):
     def _choose_chart(self) -> None:
         """Give the panel its chart, the first one unless another one is chosen."""
         rows, runs = self._chart_rows(), self.data.known
-        row = next((row for row in rows if row.id == self._chart_id), next(iter(rows), Chart("", "", {})))
+        row = next((row for row in rows if row.id == self._chosen["chart"]), next(iter(rows), Chart("", "", {})))
         # Curves with values of epochs are not averaged.
         is_long = all(run.is_long(row.id) for run in runs if run.has(row.id))
         self.view = replace(self.view, charts={CHART_PANEL: replace(row, smoothed=row.smoothed and is_long)})
@@ -325,20 +326,20 @@ class CompareScreen(ChartScreen):
 
     def action_charts(self) -> None:
         """Choose the metric whose curves are drawn."""
-        self._choose("Curves of", {row.id: row.title for row in self._chart_rows()}, "_chart_id")
+        self._choose("Curves of", {row.id: row.title for row in self._chart_rows()}, "chart")
 
     def action_sort(self) -> None:
         """Choose the value that the runs are sorted by, the best ones first."""
-        self._choose("Sort by", {value.label: value.label for value in self._values}, "_sorted_by")
+        self._choose("Sort by", {value.label: value.label for value in self._values}, "order")
 
-    def _choose(self, title: str, choices: Mapping[str, str], name: str) -> None:
+    def _choose(self, title: str, choices: Mapping[str, str], what: str) -> None:
         def answer(key: str | None) -> None:
             if key is not None:
-                setattr(self, name, key)
+                self._chosen[what] = key
                 self._rebuild()
 
         rows = [KeyedRow(key, Text(printable(label))) for key, label in choices.items()]
-        self.app.push_screen(ChoiceDialog(title, rows, selected=getattr(self, name)), answer)
+        self.app.push_screen(ChoiceDialog(title, rows, selected=self._chosen[what]), answer)
 
     def action_select(self) -> None:
         """Draw the curve of the run under the cursor, or no longer."""

@@ -28,7 +28,7 @@ from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import confirm
 from tui.screens.run_changes import RunChanges
-from tui.tables import styled
+from tui.tables import styled, wrap_text
 from tui.tables.sweeps import param_table, status_lines, trial_table
 from tui.widgets.chart import ChartPanel
 from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
@@ -88,10 +88,6 @@ class SweepScreen(GputrainScreen):
     def _trials(self) -> Lines:
         return self.query_one("#trials", Lines)
 
-    @property
-    def _params(self) -> Lines:
-        return self.query_one("#params", Lines)
-
     def update_content(self) -> None:
         status, problem = self.sweep_poller.value, self.sweep_poller.problem or self.sweep_poller.unexpected_error
         self.show_title(f"sweep {printable(self.folder.name)}")
@@ -102,11 +98,13 @@ class SweepScreen(GputrainScreen):
             missing = f"{self.folder.settings} does not exist anymore" if is_gone else "Loading …"
             self._show_status([Text(printable(missing), MUTED)])
         else:
-            self._show_status(status_lines(status, self.size.width - 2))
+            self._show_status(status_lines(status))
             self._draw_trials(status)
             self._draw_selected(status)
 
-    def _show_status(self, lines: Sequence[Text]) -> None:
+    def _show_status(self, texts: Sequence[Text]) -> None:
+        """Show the texts above the panels. What does not fit a line goes on in the next one."""
+        lines = [part for text in texts for part in wrap_text(text, self.size.width - 2)]
         line = self.query_one("#sweep-status", TextLine)
         line.styles.height = len(lines)
         line.show(Text("\n", end="").join(lines))
@@ -127,23 +125,20 @@ class SweepScreen(GputrainScreen):
 
     def _draw_selected(self, status: SweepStatus) -> None:
         """Show the trial under the cursor in the charts and beside the best one."""
-        number, params = self._trials.selected_key, self._params
+        number, params = self._trials.selected_key, self.query_one("#params", Lines)
         selected = None if number is None else status.trials[int(number)]
         keys = sorted(status.settings.space, key=lambda key: -status.importances.get(key, 0.0))
         table = param_table(status, selected, params.text_width)
         params.set_rows([KeyedRow(key, styled(table.line(key))) for key in keys], [styled(table.header(MUTED))])
         params.set_titles("Parameters by importance" if status.importances else "Parameters")
-        key, label = params.selected_key, status.settings.objective.label
+        key, label = params.selected_key, printable(status.settings.objective.label)
         if selected is None or key is None:
             return
         curves, window = trial_curves(status, selected)
+        note = f"best {len(curves)} trials" if len(curves) < len(status.trials) else ""
         chart = self.query_one("#trial-curves", ChartPanel)
         chart.rename(escape_markup(f"{label}: trial {selected.number}, others dashed"))
-        chart.draw(
-            curves,
-            replace(window, whole=self._whole),
-            f"best {len(curves)} trials" if len(curves) < len(status.trials) else "",
-        )
+        chart.draw(curves, replace(window, whole=self._whole), note)
         points, axis = param_curves(status, key)
         cursor = axis_position(status.settings.spaces()[key], selected.params[key]) if key in selected.params else None
         chart = self.query_one("#param-chart", ChartPanel)

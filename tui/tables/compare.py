@@ -85,8 +85,8 @@ def compared_values(
     """Return what is compared of runs or groups: the most important metric, states, code and config keys that differ,
     then the other metrics. With a baseline, the metrics of the others have their difference from it."""
     metrics = [_compared_metric(comparison, columns, metric, baseline) for metric in comparison.shown_metrics]
-    # A number of the setup that all have in common says nothing.
-    metrics = [each for each in metrics if each.better or len(set(each.values) - {None}) > 1]
+    # A number of the setup that several have in common says nothing.
+    metrics = [each for each in metrics if each.better or len(columns) == 1 or len(set(each.values) - {None}) > 1]
     first = next((index for index, each in enumerate(metrics) if each.better), 0)
     states = _texts(comparison, columns, STATE_LABEL, lambda run: comparison.runs[run].shown_state)
     codes = _texts(comparison, columns, "code", lambda run: _code_text(comparison.runs[run].record.code))

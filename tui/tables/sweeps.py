@@ -18,7 +18,6 @@ from engine.utils.units import UNKNOWN, format_age, format_duration, format_numb
 from tui.charts.meter import SQUARE
 from tui.palette import ACCENT, BAD, GOOD, MUTED, STRONG
 from tui.phrases import MARK, state_symbol
-from tui.tables import wrap_text
 
 if TYPE_CHECKING:
     from engine.runs.metrics import Metric
@@ -208,9 +207,9 @@ def param_text(row: TrialRow, key: str) -> str:
     return format_param(row.params[key]) if key in row.params else UNKNOWN
 
 
-def status_lines(status: SweepStatus, width: int) -> list[Text]:
-    """Return the lines above the panels: whether the sweep runs, its trials by state, the best one, and the command
-    that repeats it. What does not fit a line goes on in the next one."""
+def status_lines(status: SweepStatus) -> list[Text]:
+    """Return what is above the panels: whether the sweep runs, its trials by state, the best one, and the command that
+    repeats it."""
     from engine.sweeps.best import best_command
 
     sign, style = SYMBOLS["running"] if status.running else SYMBOLS["stopped"]
@@ -229,4 +228,4 @@ def status_lines(status: SweepStatus, width: int) -> list[Text]:
         )  # fmt: skip
         command = best_command(SweepFolder(Path(status.folder)), status.settings, best.params)
         lines.append(Text(printable(f"a  {command}"), MUTED))
-    return [line for text in lines for line in wrap_text(text, width)]
+    return lines

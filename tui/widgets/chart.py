@@ -163,8 +163,7 @@ class ChartPanel(Lines):
     def _legend_part(self, curve: Curve, decimals: int) -> str:
         value = curve_value(curve, self._cursor_x)
         text = UNKNOWN if value is None else format_value(value, decimals)
-        parts = (curve.mark, text) if curve.mark else (marker_of(curve), curve.label, text)
-        return " ".join(filter(None, parts))
+        return " ".join(filter(None, (marker_of(curve), curve.label, text)))
 
 
 def marker_of(curve: Curve) -> str:

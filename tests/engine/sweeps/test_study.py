@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.sweeps import Pruner
-from engine.sweeps.best import best_command
+from engine.sweeps.best import best_command, longer_arguments
 from engine.sweeps.folder import find_sweep
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
@@ -207,3 +207,10 @@ def test_importances_of_equal_results_are_no_error(tmp_path: Path) -> None:
         study.add({"optim.name": "sgd"} if number == 0 else {"optim.lr": 0.1, "optim.name": "sgd"}, {})
         study.end(number, "COMPLETE", 0.5)
     assert all(0 <= share <= 1 for share in study.importances().values())
+
+
+def test_longer_run_of_the_best_config_has_no_name_that_is_taken(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path)
+    assert longer_arguments(folder, {})[-2:] == ["--name", "s-best"]
+    (tmp_path / "s-best").mkdir()
+    assert "--name" not in longer_arguments(folder, {})

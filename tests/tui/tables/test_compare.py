@@ -112,3 +112,8 @@ def test_comparison_of_two_and_of_many_runs_has_a_row_each(tmp_path: Path, count
     comparison = compare_runs([row._replace(name=f"r{number:03d}") for number in range(count)])
     text = format_comparison(comparison, 120)
     assert text.count("\nr0") + text.count("\nr1") == count * text.count("run  ")
+
+
+def test_single_run_has_all_its_numbers(tmp_path: Path) -> None:
+    comparison = compare([make_compared_run(tmp_path, "a", epochs=1)])
+    assert "ranks" in [value.label for value in compared_values(comparison, comparison.columns(grouped=False))]
