@@ -18,6 +18,8 @@ from engine.config.code_trust import CodeTrust
 from engine.config.data_sections import ENCODED_DATASETS, AugmentConfig
 from engine.config.loader import dataset_of, parse_value, validate_config
 from engine.config.schema import Config, as_dict
+from engine.data.augment.batch_ops import labels_to_device
+from engine.data.checks import class_counts
 from engine.data.plan import auto_workers
 from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
@@ -81,14 +83,18 @@ def evaluate_checkpoint(
     checkpoint = replace(checkpoint, image_format=evaluation_format(checkpoint, config))
     source = open_source(config)
     class_map = class_indices(source.classes, checkpoint.classes)
-    labels = np.concatenate([class_map[source.get_labels(name)] for name in expand_parts(part)])
-    images_per_class = np.bincount(labels, minlength=len(checkpoint.classes))
-    if not images_per_class.any():
+    num_images = sum(source.num_images(name) for name in expand_parts(part))
+    images_per_class = np.zeros(len(checkpoint.classes), np.int64)
+    for name in expand_parts(part):
+        counts = class_counts(source, name)
+        # Each image has all numbers of a regression.
+        images_per_class[class_map] += counts if counts.size else source.num_images(name)
+    if not num_images:
         raise UsageError.one(
             "--split", f"{part} has no images in {config.data.dataset}; select another split", code="no-images"
         )
-    if max_images is not None and len(labels) > max_images:
-        reason = f"{part} has {len(labels):,} images; at most {max_images:,} can be inspected"
+    if max_images is not None and num_images > max_images:
+        reason = f"{part} has {num_images:,} images; at most {max_images:,} can be inspected"
         raise UsageError.one("--split", reason, "select another split", code="too-many")
 
     # DataLoader workers are forked, so they must start before this process initializes CUDA or starts threads.
@@ -107,17 +113,15 @@ def evaluate_checkpoint(
     if images.val_size != images.size:
         check_model(trained.model, config, images, images.val_size, len(checkpoint.classes), size_key="data.val_crop")
     task = trained.task
-    own = OwnMetrics(config, task, int(images_per_class.sum()))
+    own = OwnMetrics(config, task, num_images)
     accumulator = task.accumulator(keeps_outputs=bool(own))
     unread_files: list[str] = []
     try:
         for request, batch in zip(batch_requests(source, part, config.data.numeric_batch_size), batches, strict=True):
             unread_files += batch.unread
             if batch.loss_weight > 0:
-                logits, targets = (
-                    trained.logits(batch.images),
-                    torch.from_numpy(class_map[batch.labels]).to(trained.device),
-                )
+                logits = trained.logits(batch.images)
+                targets = labels_to_device(task.map_labels(batch.labels, class_map), trained.device)
                 accumulator.add(task.validation_loss(logits, targets), logits, targets)
                 if observe is not None:
                     indices = request.indices if batch.readable is None else batch.readable

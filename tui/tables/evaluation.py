@@ -48,15 +48,16 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
             checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
         )
     ]
+    has_accuracy = metrics.accuracy is not None
+    accuracies = f"  top-1 {format_score(metrics.accuracy)}  top-5 {format_score(evaluation.top5)}" * has_accuracy
     lines = [
         f"{checkpoint.path.name} on {printable(source)}, {images_of}{tta}{changed}",
-        f"{format_count(metrics.images)} images  loss {format_score(metrics.loss)}  "
-        f"top-1 {format_score(metrics.accuracy)}  top-5 {format_score(evaluation.top5)}",
+        f"{format_count(metrics.images)} images  loss {format_score(metrics.loss)}{accuracies}",
         *(["  ".join(own)] if own else []),
         "",
         *plain_lines(CLASS_COLUMNS, rows),
     ]
-    if len(checkpoint.classes) <= MAX_MATRIX_CLASSES:
+    if evaluation.confusion and len(checkpoint.classes) <= MAX_MATRIX_CLASSES:
         lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]
         lines += matrix_lines([printable(name) for name in checkpoint.classes], evaluation.confusion)
     return lines

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.config.schema import Config
@@ -109,6 +111,13 @@ class Task(ABC):
         them."""
         activate = self.activate if keeps_outputs or self.keeps_outputs else None
         return EvaluationAccumulator(self.device, activate, has_accuracy=self.has_accuracy)
+
+    def map_labels(self, labels: Labels, class_map: NDArray[np.int64]) -> Labels:
+        """Return labels of a source with other classes, whose indices in this task are `class_map`. Raises UsageError
+        if they do not have what the task needs."""
+        mapped = np.zeros((len(labels), self.num_outputs), labels.dtype)
+        mapped[:, class_map] = labels
+        return mapped
 
     def score(self, evaluation: Evaluation, outputs: Outputs, *, selects: bool) -> Evaluation:
         """Return an evaluation with the metrics of the outputs of all its images, on the CPU. `selects` says whether

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.data.sources.base import Labels
 from engine.training.metrics import ClassAccumulator
 from engine.training.tasks.base import Criterion, Task
 
@@ -80,6 +81,11 @@ class Classification(Task):
     def count_correct(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the number of images whose class is right."""
         return (logits.argmax(1) == targets).sum()
+
+    def map_labels(self, labels: Labels, class_map: NDArray[np.int64]) -> Labels:
+        """Return the class of each image in this task."""
+        mapped: Labels = class_map[labels]
+        return mapped
 
     def accumulator(self, *, keeps_outputs: bool) -> ClassAccumulator:
         """Return what counts the images of each class and its predictions."""

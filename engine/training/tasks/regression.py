@@ -12,10 +12,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.data.sources.base import Labels
 from engine.training.metrics import Evaluation
 from engine.training.tasks.base import Criterion, Outputs, Task, TaskState
+from engine.utils.errors import UsageError
+from engine.utils.text import list_names
 
 _LOSSES: Mapping[str, Criterion] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
 
@@ -62,6 +66,13 @@ class Regression(Task):
         """Return numbers that differ between images, around the mean."""
         steps = torch.linspace(-1, 1, count)[:, None].repeat(1, self.num_outputs)
         return steps * self.std.cpu() + self.mean.cpu()
+
+    def map_labels(self, labels: Labels, class_map: NDArray[np.int64]) -> Labels:
+        """Return the numbers in the order of this task."""
+        if len(class_map) < self.num_outputs:
+            missing = [name for number, name in enumerate(self.classes) if number not in class_map]
+            raise UsageError.one("data.path", f"has no numbers for {list_names(missing)}", code="bad-label")
+        return super().map_labels(labels, class_map)
 
     def score(self, evaluation: Evaluation, outputs: Outputs, *, selects: bool) -> Evaluation:
         """Add MAE, RMSE and R² as means over the numbers; `per_class` is the MAE of each."""

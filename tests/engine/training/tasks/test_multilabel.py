@@ -12,7 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.loader import resolve_config
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.evaluations import read_evaluations
+from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.metrics import Evaluation, Metrics
 from engine.training.tasks.base import Task
@@ -122,3 +125,5 @@ def test_run_chooses_its_best_epoch_by_map_and_keeps_thresholds(
     assert list(stored.best.thresholds) == saved["task"]["thresholds"] != [DEFAULT_THRESHOLD] * 2
     assert (stored.classes, stored.best.top1, stored.best.read_counts().size) == (("odd", "small"), None, 0)
     assert np.nanmean(stored.best.accuracies()) == pytest.approx(max(precisions))
+    evaluated = evaluate_checkpoint(read_trained_checkpoint(RunFolder(tmp_path / "run"))).evaluation
+    assert (evaluated.own, evaluated.chosen) == (stored.best.metrics, saved["task"])

@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.loader import resolve_config
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.evaluations import read_evaluations
+from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.metrics import Evaluation, Metrics
 from engine.training.tasks.base import Task
@@ -100,6 +103,16 @@ def test_run_chooses_its_best_epoch_by_mae_and_keeps_the_scale(
     assert saved["task"]["std"] == pytest.approx([287], abs=30)
     stored = read_evaluations(tmp_path / "run" / "evaluation.json")
     assert np.nanmean(stored.best.accuracies()) == pytest.approx(min(errors))
+    evaluated = evaluate_checkpoint(read_trained_checkpoint(RunFolder(tmp_path / "run")))
+    assert evaluated.evaluation.own["mae"] == pytest.approx(min(errors))
+    assert evaluated.images_per_class == [64]
+
+
+def test_numbers_of_other_data_take_the_order_of_the_model() -> None:
+    task, labels = regression(), np.array([[1.0, 2.0]], np.float32)
+    assert task.map_labels(labels, np.array([1, 0])).tolist() == [[2.0, 1.0]]
+    with raises_problem("bad-label", "data.path", "no numbers for y"):
+        task.map_labels(labels[:, :1], np.array([0]))
 
 
 def test_resumed_run_equals_one_that_was_not_stopped(tmp_path: Path, numbers_of_digits: tuple[str, ...]) -> None:
