@@ -56,6 +56,8 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "augment.policy_ops": ("augment.policy", {"randaugment"}),
     "augment.policy_magnitude": ("augment.policy", {"randaugment"}),
     "augment.policy_magnitude_std": ("augment.policy", {"randaugment"}),
+    "loss.focal_gamma": ("loss.name", {"focal"}),
+    "loss.focal_alpha": ("loss.name", {"focal"}),
     "model.sync_bn": ("device.parallel", {"ddp"}),
     "model.compile_mode": ("model.compile", {"true"}),
     "model.init_std": ("model.init", {"normal"}),

@@ -36,12 +36,13 @@ class TaskFacts:
 
 TASK_FACTS: Mapping[TaskName, TaskFacts] = {
     "classification": TaskFacts(
-        losses=("cross_entropy", "mse", "bce"),
+        losses=("cross_entropy", "mse", "bce", "focal"),
         metrics={"accuracy": "max", "top5": "max", **dict.fromkeys(CLASS_METRICS, "max")},
         monitor="accuracy",
+        unused=("loss.focal_alpha",),
     ),
     "multilabel": TaskFacts(
-        losses=("bce", "asl"),
+        losses=("bce", "asl", "focal"),
         metrics={"mAP": "max", "macro_f1": "max", "micro_f1": "max"},
         monitor="mAP",
         unused=("loss.label_smoothing",),

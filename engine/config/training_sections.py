@@ -163,14 +163,14 @@ class ModelConfig(Section):
 class LossConfig(Section):
     """Section `loss`: loss function."""
 
-    name: Literal["auto", "cross_entropy", "mse", "bce", "asl", "l1", "huber"] | UserCodePath = Field(
+    name: Literal["auto", "cross_entropy", "mse", "bce", "focal", "asl", "l1", "huber"] | UserCodePath = Field(
         "auto",
         title="loss",
         description="Loss, or your own; auto takes the first one of the task. classification: cross_entropy, mse, bce "
-        "(binary cross-entropy); the last two are computed on one-hot labels, and all three are validated with "
-        "cross_entropy. multilabel: bce, asl (asymmetric loss); both are validated with bce. regression: mse, l1, "
-        "huber, of numbers scaled to mean 0 and standard deviation 1. Your own is user code (module:name), which is "
-        "validated with itself. It is called with logits (N x classes, float32) and the targets: labels (N, int64), "
+        "(binary cross-entropy), focal; mse and bce are computed on one-hot labels, and all are validated with "
+        "cross_entropy. multilabel: bce, asl (asymmetric loss), focal; all are validated with bce. regression: mse, "
+        "l1, huber, of numbers scaled to mean 0 and standard deviation 1. Your own is user code (module:name), which "
+        "is validated with itself. It is called with logits (N x classes, float32) and the targets: labels (N, int64), "
         "in training with mixup or CutMix class probabilities (N x classes); with the other tasks N x classes, "
         "float32. It returns the mean loss as a scalar tensor. Example: engine/OWN_CODE.md.",
     )
@@ -186,6 +186,17 @@ class LossConfig(Section):
         description="Class weights in the training loss: none or balanced. balanced weights each class inversely to "
         "its frequency in the training data; with task multilabel, the images that have a label as much as those "
         "without it (pos_weight).",
+    )
+    # Below 1, the gradient of an image with a probability of exactly 1 is not finite.
+    focal_gamma: float = Field(
+        2.0, ge=1, le=100, description="Exponent of focal: the larger, the less images count that are predicted well."
+    )
+    focal_alpha: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Weight in focal of the images that have a label; those without it have 1 minus this weight. With "
+        "task classification, use loss.class_weights.",
     )
 
 

@@ -29,6 +29,14 @@ class Classification(Task):
             weights = torch.tensor(balanced_class_weights(counts), dtype=torch.float32, device=self.device)
         if self.loss_name == "cross_entropy":
             return lambda logits, targets: _cross_entropy(logits.float(), targets, weights, loss.label_smoothing)
+        if self.loss_name == "focal":
+
+            def focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
+                probabilities = smooth_labels(targets, num_classes, loss.label_smoothing)
+                weighted = probabilities if weights is None else probabilities * weights
+                return softmax_focal_loss(logits.float(), weighted, loss.focal_gamma)
+
+            return focal_loss
         elementwise = F.mse_loss if self.loss_name == "mse" else F.binary_cross_entropy_with_logits
 
         def probability_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -54,6 +62,8 @@ class Classification(Task):
         share, augment, loss = 1 / self.num_outputs, self.config.augment, self.config.loss
         if self.loss_name == "cross_entropy":
             return math.log(self.num_outputs)
+        if self.loss_name == "focal":
+            return math.pow(1 - share, loss.focal_gamma) * math.log(self.num_outputs)
         if self.loss_name == "bce" and self.num_outputs > 1:
             return -share * math.log(share) - (1 - share) * math.log(1 - share)
         if self.loss_name == "mse" and not (augment.mixup or augment.cutmix):
@@ -106,6 +116,16 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, smoo
         return F.cross_entropy(logits, targets, label_smoothing=smoothing)
     # reduction="mean" divides by the sum of the batch's weights, which differs from rank to rank.
     return F.cross_entropy(logits, targets, weights, reduction="none", label_smoothing=smoothing).mean()
+
+
+def softmax_focal_loss(logits: Tensor, targets: Tensor, gamma: float) -> Tensor:
+    """Return the mean focal loss of class probabilities, N x classes, which may be weighted.
+
+    It is the cross-entropy of each class times (1 - p)^gamma (Lin et al., "Focal Loss for Dense Object Detection",
+    2017).
+    """
+    log_probabilities = logits.log_softmax(1)
+    return -(targets * (1 - log_probabilities.exp()) ** gamma * log_probabilities).sum(1).mean()
 
 
 def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor:

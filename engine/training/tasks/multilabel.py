@@ -6,12 +6,14 @@ Targets are N x labels float32, 1 for each label of an image and 0 for the other
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.config.training_sections import LossConfig
 from engine.training.metrics import Evaluation
 from engine.training.tasks.base import Criterion, Outputs, Task, TaskState
 
@@ -38,6 +40,8 @@ class Multilabel(Task):
         if self.config.loss.class_weights == "balanced":
             positive = np.maximum(self._training_labels().mean(0, dtype=np.float64), 1e-9)
             weight = torch.tensor((1 - positive) / positive, dtype=torch.float32, device=self.device)
+        if self.loss_name == "focal":
+            return partial(_focal_loss, self.config.loss, weight)
         return lambda logits, targets: F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weight)
 
     def _plain_loss(self) -> Criterion:
@@ -85,6 +89,14 @@ def asymmetric_loss(logits: Tensor, targets: Tensor) -> Tensor:
     certainty = positive * targets + negative * (1 - targets)
     focus = (1 - certainty) ** (ASL_GAMMA_POSITIVE * targets + ASL_GAMMA_NEGATIVE * (1 - targets))
     return -(loss * focus).sum() / len(targets)
+
+
+def _focal_loss(config: LossConfig, weight: Tensor | None, logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of torchvision's focal loss, with `weight` as the pos_weight of each label."""
+    from torchvision.ops import sigmoid_focal_loss
+
+    losses: Tensor = sigmoid_focal_loss(logits.float(), targets, config.focal_alpha, config.focal_gamma)
+    return (losses if weight is None else losses * (1 + (weight - 1) * targets)).mean()
 
 
 class _PrecisionRecall:

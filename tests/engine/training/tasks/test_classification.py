@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.ops import sigmoid_focal_loss
 
 from engine.config.loader import resolve_config
 from engine.config.user_errors import UserCodeError
 from engine.training.evaluation import evaluate
 from engine.training.tasks.base import Task
-from engine.training.tasks.classification import balanced_class_weights
+from engine.training.tasks.classification import balanced_class_weights, softmax_focal_loss
 from engine.training.tasks.table import build_task
 from support.messages import raises_problem
 from support.runs.in_process import single_rank_trainer
@@ -69,7 +70,25 @@ def test_balanced_weights_give_classes_equal_weight() -> None:
     assert np.isclose((weights * COUNTS).sum() / COUNTS.sum(), 1.0)
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "mse", "bce"])
+def test_focal_loss_lowers_weight_of_well_predicted_images() -> None:
+    probability = LOGITS.softmax(1)[range(4), LABELS]
+    expected = ((1 - probability) ** 3 * F.cross_entropy(LOGITS, LABELS, reduction="none")).mean()
+    assert torch.allclose(loss("loss.name=focal", "loss.focal_gamma=3"), expected)
+    assert torch.allclose(loss("loss.name=focal", "loss.focal_gamma=3", targets=ONE_HOT), expected)
+    assert task("loss.name=focal").guessing_loss() == pytest.approx(loss("loss.name=focal", logits=0 * LOGITS).item())
+    mixed = loss("loss.name=focal", targets=0.3 * ONE_HOT + 0.7 * ONE_HOT.flip(0))
+    halves = loss("loss.name=focal"), loss("loss.name=focal", targets=LABELS.flip(0))
+    assert torch.allclose(mixed, 0.3 * halves[0] + 0.7 * halves[1])
+
+
+def test_focal_loss_with_two_classes_is_that_of_torchvision() -> None:
+    margin = LOGITS[:, 0] - LOGITS[:, 1]
+    expected = sigmoid_focal_loss(margin, ONE_HOT[:, 0], alpha=-1, gamma=2, reduction="mean")
+    targets = torch.stack([ONE_HOT[:, 0], 1 - ONE_HOT[:, 0]], 1)
+    assert torch.allclose(softmax_focal_loss(LOGITS[:, :2], targets, 2), expected)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "mse", "bce", "focal"])
 def test_class_weighted_loss_of_halves_averages_to_whole(name: str) -> None:
     options = (f"loss.name={name}", "loss.class_weights=balanced")
     halves = [loss(*options, logits=LOGITS[part], targets=LABELS[part]) for part in (slice(2), slice(2, 4))]

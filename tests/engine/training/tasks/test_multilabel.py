@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.ops import sigmoid_focal_loss
 
 from engine.config.loader import resolve_config
 from engine.inference.evaluate import evaluate_checkpoint
@@ -48,6 +49,14 @@ def test_bce_matches_torch_with_the_weight_of_balanced_classes() -> None:
     expected = F.binary_cross_entropy_with_logits(LOGITS, TARGETS, pos_weight=weight)
     assert torch.equal(balanced.loss(LOGITS, TARGETS), expected)
     assert torch.equal(balanced.validation_loss(LOGITS, TARGETS), multilabel(3).loss(LOGITS, TARGETS))
+
+
+def test_focal_loss_matches_torchvision_with_the_weight_of_balanced_classes() -> None:
+    focal = ("loss.name=focal", "loss.focal_gamma=3", "loss.focal_alpha=0.4")
+    expected = sigmoid_focal_loss(LOGITS, TARGETS, alpha=0.4, gamma=3)
+    assert torch.equal(multilabel(3, *focal).loss(LOGITS, TARGETS), expected.mean())
+    balanced = multilabel(3, *focal, "loss.class_weights=balanced").loss(LOGITS, TARGETS)
+    assert torch.allclose(balanced, (expected * torch.where(TARGETS > 0, torch.tensor([1.0, 1.0, 3.0]), 1.0)).mean())
 
 
 def test_asymmetric_loss_and_its_gradient_match_timm() -> None:
