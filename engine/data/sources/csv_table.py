@@ -152,7 +152,7 @@ def read_classes(
         advice = f"{COLUMNS_ADVICE}{', or take 0 and 1 as labels with --task multilabel' if is_binary else ''}"
         raise table.error([], f"the label may be in {list_names(columns)}", advice, code="missing-value")
     [column] = columns
-    table.refuse_cells(column, lambda cell: cell.casefold() in MISSING_CELLS, "add the label, or delete the line")
+    table.refuse_cells(column, _is_missing, "add the label, or delete the line")
     advice = "predict several labels per image with --task multilabel"
     table.refuse_cells(column, lambda cell: ";" in cell or "|" in cell, advice)
     cells = table.columns[column]
@@ -190,7 +190,7 @@ def _read_label_lists(table: LabelTable, columns: tuple[str, ...], is_training: 
     separator = next((each for each in LABEL_SEPARATORS if any(each in cell for cell in cells)), None)
     # pandas writes a list as ['a', 'b'].
     parts = [[part.strip(" []'\"") for part in cell.split(separator)] for cell in cells]
-    rows = [{part for part in row if part.casefold() not in MISSING_CELLS} for row in parts]
+    rows = [{part for part in row if not _is_missing(part)} for row in parts]
     names = tuple(sorted(set[str]().union(*(row for row, is_one in zip(rows, is_training, strict=True) if is_one))))
     if len(names) < 2:
         reason = f"the training images have no two different {columns[0]}"
@@ -211,13 +211,9 @@ def read_numbers(
     """Return the numbers of each row, a column for each."""
     columns = chosen or _named_label(others) or others
     for column in columns:
-        example = next((cell for cell in table.columns[column] if _number(cell) is None), "")
-        advice = f"write a number, or {COLUMNS_ADVICE}"
-        if example.casefold() in MISSING_CELLS:
-            advice = "add the number, or delete the line"
-        elif re.fullmatch(r"[-+]?\d+,\d+", example):
-            advice = "write numbers with a decimal point"
-        table.refuse_cells(column, lambda cell: _number(cell) is None, advice)
+        table.refuse_cells(column, _is_missing, "add the number, or delete the line")
+        table.refuse_cells(column, _has_comma, "write numbers with a decimal point")
+        table.refuse_cells(column, lambda cell: _number(cell) is None, f"write a number, or {COLUMNS_ADVICE}")
     values = [[float(cell) for cell in table.columns[name]] for name in columns]
     return Targets(columns, np.array(values, np.float32).T.copy(), columns)
 
@@ -229,6 +225,14 @@ TARGET_READERS: dict[TaskName, Callable[[LabelTable, tuple[str, ...], tuple[str,
     "multilabel": read_labels,
     "regression": read_numbers,
 }
+
+
+def _is_missing(cell: str) -> bool:
+    return cell.casefold() in MISSING_CELLS
+
+
+def _has_comma(cell: str) -> bool:
+    return re.fullmatch(r"[-+]?\d+,\d+", cell) is not None
 
 
 def _is_binary(cells: Sequence[str]) -> bool:
