@@ -69,6 +69,6 @@ def test_comparison_shows_metrics_that_a_command_begins_later(runs: Path) -> Non
         (runs / "large" / "metrics" / "own.jsonl").write_text('{"step": 1, "reward": 5}\n{"step": 2, "reward": 6}\n')
         screen = pilot.app.screen
         assert isinstance(screen, CompareScreen)
-        await wait_until(pilot, lambda: "reward" in [row.title for row in screen.view.charts.values() if row.metrics])
+        await wait_until(pilot, lambda: "reward" in [row.title for row in screen._chart_rows()])
 
     drive(real_app(runs), act, (160, 48))
