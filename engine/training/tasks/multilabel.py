@@ -117,7 +117,13 @@ class _PrecisionRecall:
         return float(np.sum(steps * self.correct / self.predicted))
 
     def best_threshold(self) -> float:
-        """Return the score with the highest F1, the highest of equal ones; 0.5 without an image of the label."""
+        """Return the threshold with the highest F1, the highest of equal ones; 0.5 without an image of the label.
+
+        It is midway between two scores: another batch size or device rounds the same score differently.
+        """
         if not self.positive:
             return DEFAULT_THRESHOLD
-        return float(self.scores[np.argmax(2 * self.correct / (self.predicted + self.positive))])
+        best = np.argmax(2 * self.correct / (self.predicted + self.positive))
+        score, lower = np.append(self.scores, 0.0)[best : best + 2]
+        middle = (score + lower) / 2
+        return float(middle if np.float32(middle) > lower else score)
