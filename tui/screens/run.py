@@ -89,6 +89,8 @@ class RunScreen(ChartScreen):
         self._chosen: Collection[str] = ()
         """The ids of the charts that the user chose."""
         self._charts: Sequence[Chart] = ()
+        self._first_chart = 0
+        """The place of the first chart that is shown, unless the user chose some."""
         self._grouped: object = None
         self._drawn: tuple[Curves | None, int] = (None, -1)
         self._draw_time = -math.inf
@@ -193,10 +195,11 @@ class RunScreen(ChartScreen):
             self.view = replace(self.view, axes=axes, axis=self.view.axis if self.view.axis in axes else axes[0])
 
     def _choose(self) -> None:
-        """Show the charts that the user chose, else the first ones."""
-        chosen = [chart for chart in self._charts if chart.id in self._chosen]
-        results = [chart for chart in self._charts if kind_of(chart.id) is not Kind.PROGRESS]
-        self.run_panels.choose(chosen or (results or self._charts)[:DEFAULT_CHARTS])
+        """Show the charts that the user chose, else a page of them, first the results."""
+        charts, first = self._charts, self._first_chart
+        chosen = [chart for chart in charts if chart.id in self._chosen]
+        results = [chart for chart in charts if kind_of(chart.id) is not Kind.PROGRESS] if not first else []
+        self.run_panels.choose(chosen or (results or charts[first:])[:DEFAULT_CHARTS])
         self.view = replace(self.view, charts=self.run_panels.chosen)
 
     def draw_chart(self, chart: ChartPanel) -> None:
@@ -210,10 +213,17 @@ class RunScreen(ChartScreen):
 
     # Content
 
+    def _page_note(self) -> str:
+        """Return which of the charts are shown if there are others: `charts 7-12 of 31`."""
+        shown, count = self.run_panels.num_charts, len(self._charts)
+        last = self._first_chart + shown
+        return f"charts {self._first_chart + 1}-{last} of {count}" if shown < count and not self._chosen else ""
+
     def update_content(self) -> None:
         place = self.poller.run.folder if self.folder is None else self.folder.path.parent
         load = load_text(self.gputrain_app.host_poller.value) if Ability.COMMAND in self.abilities else ""
-        self.show_title(printable(self.name_of_run), printable(str(place)), load)
+        details = "   ".join(filter(None, [self._page_note(), printable(str(place))]))
+        self.show_title(printable(self.name_of_run), details, load)
         self._show_status()
         if self._fit_panels() and self._drawn[0] is not None:
             self.call_after_refresh(self.draw_charts)
@@ -273,6 +283,8 @@ class RunScreen(ChartScreen):
             return self.is_live and self._reading is not None
         if name == "log":
             return self.folder is not None or self.poller.log_file is not None
+        if name == "page_charts":
+            return bool(self._page_note())
         if name == "x_axis":
             return len(self.view.axes) > 1
         return super().is_available(action)
@@ -322,6 +334,13 @@ class RunScreen(ChartScreen):
 
     def chart_choices(self) -> Sequence[Chart]:
         return self._charts
+
+    def action_page_charts(self, step: int) -> None:
+        """Show the next charts, or those before."""
+        first = self._first_chart + (self.run_panels.num_charts if step > 0 else -DEFAULT_CHARTS)
+        if first < len(self._charts):
+            self._first_chart = max(first, 0)
+            self.show_charts(())
 
     def show_charts(self, chosen: Collection[str]) -> None:
         self._chosen = chosen

@@ -32,6 +32,7 @@ from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING, series_style
 from tui.phrases import FAILED_STATES, gpu_name, state_symbol
 from tui.pollers.process import ProcessReading
 from tui.pollers.run import RunPoller, RunSnapshot
+from tui.tables import wrap_text
 
 if TYPE_CHECKING:
     from engine.runs.events import RankFailed
@@ -230,19 +231,21 @@ def _state_lines(status: RunStatus, snapshot: RunSnapshot, console: Console) -> 
     row, error = snapshot.row, status.poller.unexpected_error
     if error is None and not snapshot.folder_missing and not row.foreign and row.state in FAILED_STATES:
         return failure_lines(snapshot, status.gpus, status.width, console)
-    lines: list[Text] = []
+    notes: list[tuple[str, str]] = []
     if error is not None:
-        lines.append(_line(str(error), BAD))
+        notes.append((str(error), BAD))
     elif snapshot.folder_missing:
         return [_line("The run folder was deleted; this is the last known state", BAD)]
     elif row.foreign:
-        lines.append(_line(f"This run {row.foreign}", WARNING))
+        notes.append((f"This run {row.foreign}", WARNING))
     elif row.message and row.state != RunState.FINISHED:
         is_problem = row.live and row.state != RunState.WAITING
-        lines.append(_line(row.message, WARNING if is_problem else MUTED))
+        notes.append((row.message, WARNING if is_problem else MUTED))
     # What keeps the run from learning well.
-    learning = row.record.learning
-    return lines if learning is None else [*lines, _line(learning.message, WARNING)]
+    if row.record.learning is not None:
+        notes.append((row.record.learning.message, WARNING))
+    wrapped = [part for text, style in notes for part in wrap_text(Text(printable(text), style), status.width - 2)]
+    return [Text.assemble(" ", part, no_wrap=True, end="") for part in wrapped[:MAX_FAILURE_LINES]]
 
 
 def _line(text: str, style: str) -> Text:

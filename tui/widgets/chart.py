@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.binding import Binding, BindingType
 from textual.geometry import Region
 from textual.strip import Strip
 
@@ -25,6 +27,12 @@ LEGEND_FORMATS = ((4, "  "), (4, " "), (3, "  "), (3, " "), (2, " "))
 
 class ChartPanel(Lines):
     """A panel of curves with an optional cursor. The title shows the values at the cursor, or the latest values."""
+
+    # There is nothing to scroll.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("pagedown,ctrl+d", "screen.page_charts(1)", show=False),
+        Binding("pageup,ctrl+u", "screen.page_charts(-1)", show=False),
+    ]
 
     def __init__(self, title: str, id: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
@@ -146,12 +154,13 @@ class ChartPanel(Lines):
             if columns <= self.size.width:
                 break
         in_title = columns + len(f"  {self._best}") <= self.size.width
+        # A value that is cut off would be another one.
+        has_room = columns <= self.size.width
         pairs = zip(curves, parts, strict=True)
         legend = [f"[{theme_variable(curve.style)}]{escape_markup(part)}[/]" for curve, part in pairs if part]
-        self.set_titles(
-            gap.join(filter(None, [escape_markup(self._title), *legend, self._best if in_title else ""])),
-            "  ".join(filter(None, ["" if in_title else self._best, *self._off_scale(), self._note_text])),
-        )
+        title = [escape_markup(self._title), *(legend if has_room else []), self._best if in_title else ""]
+        note = [*([] if has_room else legend), "" if in_title else self._best, *self._off_scale(), self._note_text]
+        self.set_titles(gap.join(filter(None, title)), "  ".join(filter(None, note)))
 
     def _off_scale(self) -> Iterator[str]:
         """Yield what is off scale: `2 runs above` of several runs, else the names of the curves."""

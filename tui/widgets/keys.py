@@ -21,24 +21,25 @@ GAP_COLUMNS = 2
 class Keys(Widget):
     """A one-line footer. In a narrow terminal it omits the last ones, but not the way out."""
 
-    _titles: Sequence[tuple[Key, str]] = ()
+    shown: Sequence[tuple[Key, str]] = ()
+    """The keys that work, with their titles."""
 
     def show(self, titles: Sequence[tuple[Key, str]]) -> None:
         """Show the keys that work, with their titles."""
-        if titles != self._titles:
-            self._titles = titles
+        if titles != self.shown:
+            self.shown = titles
             self.refresh()
 
     def _visible_keys(self) -> list[tuple[int, Key, str]]:
         """Return the first column, the key and its title for the keys that fit."""
         room, visible = self.size.width - 1, []
-        for key, title in sorted(self._titles, key=lambda titled: titled[0].rank):
+        for key, title in sorted(self.shown, key=lambda titled: titled[0].rank):
             if (length := _columns(key, title)) > room:
                 break
             room -= length + GAP_COLUMNS
             visible.append(key)
         column, positions = 1, []
-        for key, title in self._titles:
+        for key, title in self.shown:
             if key in visible:
                 positions.append((column, key, title))
                 column += _columns(key, title) + GAP_COLUMNS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -78,6 +79,27 @@ def test_charts_are_chosen_among_those_of_the_metrics(tmp_path: Path) -> None:
         assert chart_titles(pilot) == others
 
     open_run(tmp_path, make_run(tmp_path / "logs", "trainer"), act)
+
+
+def test_charts_of_many_metrics_are_paged_with_whole_names(tmp_path: Path) -> None:
+    folder = tmp_path / "logs" / "many"
+    folder.mkdir(parents=True)
+    names = [f"a_rather_long_name_of_some_metric_{number:02}" for number in range(15)]
+    rows = [{"step": step, **dict.fromkeys(names, 0.123456 * step)} for step in range(3)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    [run] = find_runs(folder).runs
+
+    async def act(pilot: Pilot[None]) -> None:
+        pages = []
+        for key, place in (("pagedown", "1-6"), ("pagedown", "7-12"), ("pagedown", "13-15"), ("pageup", "13-15")):
+            await wait_until(pilot, lambda place=place: f"charts {place} of 15" in visible_text(pilot, "#title"))
+            pages.append(chart_titles(pilot))
+            await press(pilot, key)
+        assert [*pages[0], *pages[1], *pages[2]] == names
+        await wait_until(pilot, lambda: "charts 7-12 of 15" in visible_text(pilot, "#title"))
+        await wait_until(pilot, lambda: all(name in visible_text(pilot, "#panels") for name in pages[1]))
+
+    open_run(tmp_path, run, act, (120, 34))
 
 
 def test_foreign_screen_says_what_is_damaged(tmp_path: Path) -> None:

@@ -161,6 +161,35 @@ def test_footer_help_and_palette_follow_command_table(demo_runs_folder: Path) ->
     drive(demo_app(demo_runs_folder), act, (160, 48))
 
 
+async def look(pilot: Pilot[None]) -> tuple[object, ...]:
+    """Return what a user sees and has, all of which a key may change."""
+    app: Any = pilot.app
+    toasts = tuple(toast.message for toast in app._notifications)
+    cells = [strip.text for strip in app.screen._compositor.render_strips()]
+    return app.screen, cells, app.screen.focused, toasts, app.clipboard, app.theme
+
+
+FOOTERS = {"monitor": (), "gpu": ("enter",), "runs": ("r", "j"), "run": ("r", "j", "enter"), "form": ("n",)}
+
+
+@pytest.mark.parametrize("keys", FOOTERS.values(), ids=FOOTERS)
+def test_each_key_of_the_footer_acts(demo_runs_folder: Path, keys: tuple[str, ...]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *keys)
+        screen: Any = pilot.app.screen
+        shown = [key for key, _ in screen.query_one(Keys).shown if key.action not in ("app.quit", "back")]
+        assert len(shown) > 4
+        for key in shown:
+            pilot.app.clear_notifications()
+            before = await look(pilot)
+            await press(pilot, key.keys[0])
+            assert await look(pilot) != before, key
+            while pilot.app.screen is not screen:
+                await press(pilot, "escape")
+
+    drive(demo_app(demo_runs_folder), act, (200, 40), notifications=True)
+
+
 def test_footer_key_click_acts_like_key_press(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         column = visible_text(pilot, "Keys").index("runs")
