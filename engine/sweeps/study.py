@@ -45,10 +45,12 @@ PRESET, REASON, CODE, PRUNED_AT, GPUS, VAL_LOSS = "preset", "reason", "code", "p
 
 
 def require_optuna() -> None:
-    """Import Optuna without its log and its warnings about experimental arguments. Raises UsageError."""
+    """Import Optuna without its log and its warnings about experimental arguments and few trials: they would be
+    written over the screen. Raises UsageError."""
     optuna = import_library("optuna", "sweep")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="optuna")
 
 
 @contextmanager

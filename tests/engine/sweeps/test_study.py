@@ -200,13 +200,16 @@ def test_importances_name_the_key_that_decides_and_need_some_trials(tmp_path: Pa
     assert importances["optim.lr"] > 0.6 > importances["run.seed"]
 
 
-def test_importances_of_equal_results_are_no_error(tmp_path: Path) -> None:
+def test_importances_of_equal_results_are_no_error_and_warn_of_nothing(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     settings = SweepSettings(config="digits", space={"optim.lr": "log:1e-3..1", "optim.name": "sgd,adamw"})
     study = open_study(make_sweep(tmp_path, settings), settings, create=True)
     for number in range(8):
         study.add({"optim.name": "sgd"} if number == 0 else {"optim.lr": 0.1, "optim.name": "sgd"}, {})
         study.end(number, "COMPLETE", 0.5)
     assert all(0 <= share <= 1 for share in study.importances().values())
+    assert recwarn.list == []
 
 
 def test_longer_run_of_the_best_config_has_no_name_that_is_taken(tmp_path: Path) -> None:
