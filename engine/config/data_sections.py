@@ -75,6 +75,11 @@ class DataConfig(Section):
     drop_last: bool = Field(
         True, title="drop last batch", description="Drop the last incomplete batch of each training epoch."
     )
+    sampler: Literal["shuffle", "balanced"] = Field(
+        "shuffle",
+        description="Training images of an epoch: shuffle or balanced. shuffle takes each image once, in random order; "
+        "balanced draws as many with replacement, each class with equal probability.",
+    )
     pipeline: Literal["auto", "memory", "stream", "fixed"] = Field(
         "auto",
         title="input pipeline",

@@ -45,13 +45,17 @@ TASK_FACTS: Mapping[TaskName, TaskFacts] = {
         losses=("bce", "asl", "focal"),
         metrics={"mAP": "max", "macro_f1": "max", "micro_f1": "max"},
         monitor="mAP",
+        refused={"data.sampler": "balanced needs one class for each image, which task multilabel does not have"},
         unused=("loss.label_smoothing",),
     ),
     "regression": TaskFacts(
         losses=("mse", "l1", "huber"),
         metrics={"mae": "min", "rmse": "min", "r2": "max"},
         monitor="mae",
-        refused={"augment.cutmix": "has no meaning for the numbers of task regression; use augment.mixup"},
+        refused={
+            "augment.cutmix": "has no meaning for the numbers of task regression; use augment.mixup",
+            "data.sampler": "balanced needs one class for each image, which task regression does not have",
+        },
         unused=("loss.label_smoothing", "loss.class_weights"),
     ),
 }

@@ -87,7 +87,7 @@ class BatchDataset(Dataset[Batch]):
     def preprocessing(self, request: BatchRequest) -> Preprocessing:
         """Return how the source crops and resizes the images of a request."""
         if request.is_training:
-            return self._augmentation.preprocessing(request.epoch)
+            return self._augmentation.preprocessing(request.epoch, request.random_offset)
         return self._source.format.preprocessing(training=False)
 
     def image_shape(self, request: BatchRequest) -> tuple[int, int, int, int]:
@@ -115,8 +115,8 @@ class BatchDataset(Dataset[Batch]):
         if self._source.in_memory:
             images = convert_to_format(images, self._format.at_epoch(request.epoch), training=request.is_training)
         if request.is_training:
-            images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
-            augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
+            images = self._augmentation.apply_image_transforms(images, request.epoch, request.random_indices)
+            augment_params = self._augmentation.draw_batch_params(request.epoch, request.random_indices)
         unread = tuple(str(errors[row]) for row in sorted(errors))
         weight, ends_step, kept = request.loss_weight, request.ends_step, request.indices if unread else None
         return Batch(images, labels, weight, ends_step, unread, augment_params, kept)
@@ -126,7 +126,8 @@ class BatchDataset(Dataset[Batch]):
         part, preprocessing = request.part, self.preprocessing(request)
         if not is_user_code(self._config.data.dataset):
             return self._source.load(part, indices, preprocessing)
-        bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, indices)
+        drawn = indices + request.random_offset
+        bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, drawn)
         loaded = []
         with fork_rngs() as seed_rng:
             for row, item_bits in enumerate(bits):

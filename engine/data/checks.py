@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,13 @@ LIBRARY_SIZE_STEP = 32
 def build_sampler(
     config: Config, source: ImageSource, world_size: int, rank: int = 0, devices_per_rank: int = 1
 ) -> DistributedBatchSampler:
-    """Return the sampler of a rank for a source, with a batch size of `data.batch_size` per device."""
+    """Return the sampler of a rank for a source, with a batch size of `data.batch_size` per device. Raises UsageError
+    if labels that it needs cannot be read."""
     counts = source.num_images("train"), source.num_images("val")
-    return build_sampler_from_counts(config, *counts, world_size, rank, devices_per_rank)
+    sampler = build_sampler_from_counts(config, *counts, world_size, rank, devices_per_rank)
+    if config.data.sampler == "shuffle":
+        return sampler
+    return replace(sampler, balanced_labels=source.get_labels("train"))
 
 
 def build_sampler_from_counts(
@@ -127,7 +131,7 @@ def _float_image_problems(config: Config) -> list[Problem]:
     """Return a problem for each key that works on uint8 images alone."""
     keys = {
         "data": ("image_size", "size_schedule", "channels", "mean", "std", "val_crop", "val_resize"),
-        "augment": ("resized_crop", "brightness", "contrast", "saturation", "hue", "policy"),
+        "augment": ("resized_crop", "brightness", "contrast", "saturation", "hue", "grayscale", "policy"),
     }
     reason = f"is not available for the floating-point tensors of {config.data.dataset}"
     defaults = Config()
@@ -182,13 +186,15 @@ def _imbalance_warnings(config: Config, source: ImageSource) -> list[Problem]:
     if source.get_labels("train").ndim > 1:
         return []
     least, most = np.where(counts > 0, counts, counts.max(initial=0)).argmin(), counts.argmax()
-    if config.loss.class_weights == "balanced" or counts[most] < MIN_IMBALANCE * counts[least]:
+    is_balanced = "balanced" in (config.loss.class_weights, config.data.sampler)
+    if is_balanced or counts[most] < MIN_IMBALANCE * counts[least]:
         return []
     reason = (
         f"class {source.classes[most]} has {counts[most]} training images and class {source.classes[least]} "
         f"{counts[least]}, so the model may ignore the smaller one"
     )
-    return [Problem("data", reason, "weigh them with loss.class_weights=balanced", code="imbalanced-classes")]
+    advice = "weigh them with loss.class_weights=balanced, or draw them equally often with data.sampler=balanced"
+    return [Problem("data", reason, advice, code="imbalanced-classes")]
 
 
 def dataset_warnings(config: Config, source: ImageSource) -> list[Problem]:

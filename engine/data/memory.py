@@ -82,15 +82,16 @@ class InMemoryLoader(DeviceLoader):
         part, epoch = requests[0].part, requests[0].epoch
         readable = [self._drop_unreadable(request) for request in requests]
         indices = np.concatenate([request.indices for request, _ in readable])
+        drawn = np.concatenate([request.random_indices for request, _ in readable])
         labels = labels_to_device(self._in_memory.labels[part][indices], self._device)
         stored_size = self._in_memory.images[part].shape[-1]
-        params = self._augmentation.draw_batch_params(epoch, indices) if part == "train" else None
-        boxes = self._augmentation.crop_boxes(epoch, indices, stored_size) if part == "train" else None
+        params = self._augmentation.draw_batch_params(epoch, drawn) if part == "train" else None
+        boxes = self._augmentation.crop_boxes(epoch, drawn, stored_size) if part == "train" else None
         for group, rows in self._group_requests(readable, on_device=part in self._device_images):
             images = self._gather(part, indices[rows])
             if params is not None:
                 group_boxes = None if boxes is None else boxes[rows]
-                images = self._augment(images, epoch, indices[rows], params[rows], group_boxes)
+                images = self._augment(images, epoch, drawn[rows], params[rows], group_boxes)
             if self._memory_format is not torch.preserve_format:
                 images = images.contiguous(memory_format=self._memory_format)
             yield from _split_batches(normalize(images, self._mean, self._std), labels[rows], group)

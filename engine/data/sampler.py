@@ -7,7 +7,7 @@ number of DataLoader workers and after a resume.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Literal
@@ -44,6 +44,8 @@ class RandomStream(IntEnum):
     AFFINE = 17
     GRAYSCALE = 18
     BLUR = 19
+    BALANCED_CLASS = 20
+    BALANCED_IMAGE = 21
 
 
 def _splitmix64(value: int) -> int:
@@ -95,6 +97,19 @@ def epoch_permutation(num_images: int, seed: int, epoch: int) -> Indices:
     return np.argsort(random_bits(seed, RandomStream.SHUFFLE, epoch, np.arange(num_images)), kind="stable")
 
 
+def balanced_order(labels: NDArray[np.number], seed: int, epoch: int) -> Indices:
+    """Return as many images as there are labels, drawn with replacement so that each class is equally likely.
+
+    The distribution is that of torch's WeightedRandomSampler with weights inverse to the size of the class.
+    """
+    by_class, positions = np.argsort(labels, kind="stable"), np.arange(len(labels))
+    _, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
+    drawn = random_integers(len(counts), seed, RandomStream.BALANCED_CLASS, epoch, positions)
+    bits = random_bits(seed, RandomStream.BALANCED_IMAGE, epoch, positions)
+    order: Indices = by_class[starts[drawn] + (bits % counts[drawn].astype(np.uint64)).astype(np.int64)]
+    return order
+
+
 def stratified_split(labels: NDArray[np.number], val_split: float, seed: int) -> tuple[Indices, Indices]:
     """Return the ascending indices of the training and validation images.
 
@@ -126,6 +141,8 @@ class BatchRequest:
     `loss_weight` scales the mean loss of the batch. DDP averages over ranks and gradient accumulation sums over
     batches; with the weights the result is the mean over all images of the step. It is 0 on a rank that has no image
     left and joins only the all-reduce. `ends_step` is false for all but the last micro-batch of a step.
+
+    `random_offset` tells the draws of an image in the steps of an epoch apart, if it is in several of them.
     """
 
     part: Part
@@ -133,6 +150,12 @@ class BatchRequest:
     indices: Indices
     loss_weight: float = 1.0
     ends_step: bool = True
+    random_offset: int = 0
+
+    @property
+    def random_indices(self) -> Indices:
+        """The indices from which the random numbers of the images derive."""
+        return self.indices + self.random_offset
 
     @property
     def is_training(self) -> bool:
@@ -166,6 +189,8 @@ class DistributedBatchSampler:
     accumulate: int = 1
     """Micro-batches per step (gradient accumulation)."""
     devices_per_rank: int = 1
+    balanced_labels: NDArray[np.number] | None = field(default=None, compare=False, repr=False)
+    """Classes of the training images to draw with equal probability; None shuffles the images."""
 
     @property
     def num_devices(self) -> int:
@@ -210,15 +235,21 @@ class DistributedBatchSampler:
 
         With equal global batch sizes, a step has the same images for any number of ranks and micro-batches.
         """
-        order = epoch_permutation(self.train_images, self.seed, epoch)
+        labels = self.balanced_labels
+        order = (
+            epoch_permutation(self.train_images, self.seed, epoch)
+            if labels is None
+            else balanced_order(labels, self.seed, epoch)
+        )
         for step in range(first_step, self.steps_per_epoch):
             images = order[step * self.global_batch : (step + 1) * self.global_batch]
             rank_images = np.array_split(images, self.world_size)[self.rank]
             batches = np.array_split(rank_images, self._batches_per_rank(len(images)))
+            random_offset = 0 if labels is None else step * self.train_images
             for number, batch in enumerate(batches, 1):
                 weight = len(batch) * self.world_size / len(images)
                 ends = number == len(batches)
-                yield BatchRequest("train", epoch, batch if len(batch) else images[:1], weight, ends)
+                yield BatchRequest("train", epoch, batch if len(batch) else images[:1], weight, ends, random_offset)
 
     def repeated_train_requests(self, steps: int) -> Iterator[BatchRequest]:
         """Yield this rank's training batches of at least `steps` steps, epoch after epoch, without validation."""

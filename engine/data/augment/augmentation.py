@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import SupportsInt
 
 import numpy as np
@@ -28,7 +27,7 @@ from engine.config.user_errors import UserCodeError, describe_exception
 from engine.data.augment.batch_ops import erase, flip, pad_and_crop, to_device
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_box, random_resized_crop_boxes
 from engine.data.sampler import Indices, RandomStream, random_bits, random_integers
-from engine.data.sources.formats import ImageFormat, Preprocessing
+from engine.data.sources.formats import Box, ImageFormat, Preprocessing
 
 # Seeds the random generators that a context has forked.
 SeedFunction = Callable[[SupportsInt], None]
@@ -126,12 +125,17 @@ class Augmentation:
         """Whether any transform runs per image on the CPU."""
         return bool(self._transforms)
 
-    def preprocessing(self, epoch: int) -> Preprocessing:
-        """Return how the images of an epoch are cropped and resized when they are loaded."""
+    def preprocessing(self, epoch: int, random_offset: int = 0) -> Preprocessing:
+        """Return how the images of an epoch are cropped and resized when they are loaded. `random_offset` is that of
+        their `BatchRequest`."""
         augment, preprocessing = self._augment, self._format.at_epoch(epoch).preprocessing(training=True)
         if not augment.resized_crop:
             return preprocessing
-        box = partial(random_resized_crop_box, augment.crop_scale, augment.crop_ratio, self._seed, epoch)
+
+        def box(index: int, height: int, width: int) -> Box:
+            scale, ratio, drawn = augment.crop_scale, augment.crop_ratio, index + random_offset
+            return random_resized_crop_box(scale, ratio, self._seed, epoch, drawn, height, width)
+
         return replace(preprocessing, random_box=box)
 
     def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Indices | None:

@@ -33,6 +33,7 @@ def open_classes(root: Path, counts: dict[str, int], *overrides: str) -> tuple[C
         ({"a": 20, "b": 2}, "", True),
         ({"a": 19, "b": 2}, "", False),
         ({"a": 20, "b": 2}, "loss.class_weights=balanced", False),
+        ({"a": 20, "b": 2}, "data.sampler=balanced", False),
     ],
 )
 def test_dataset_warnings_name_imbalance(tmp_path: Path, counts: dict[str, int], override: str, warned: bool) -> None:

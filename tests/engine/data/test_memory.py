@@ -36,6 +36,13 @@ def test_memory_pipeline_matches_stream_bit_for_bit(data: tuple[str, ...]) -> No
     assert not torch.equal(streamed[0].images, batches("stream", plain, source)[0].images)
 
 
+def test_memory_pipeline_augments_balanced_batches_like_stream() -> None:
+    config = resolve_config(None, [*AUGMENT_OVERRIDES, "data.sampler=balanced"]).config
+    source = open_source(config)
+    sampler = build_sampler(config, source, world_size=1)
+    assert_the_same(batches("memory", config, source, sampler), batches("stream", config, source, sampler))
+
+
 def test_memory_pipeline_resizes_like_stream() -> None:
     config = resolve_config(None, [*AUGMENT_OVERRIDES, "data.image_size=14", "data.channels=3"]).config
     source = open_source(config)
@@ -56,7 +63,7 @@ def test_memory_pipeline_resized_crop_matches_stream_within_two_levels(size: int
     config = resolve_config(None, [*overrides, "data.mean=[0,0,0]", "data.std=[1,1,1]"]).config
     source = open_source(config)
     config = config.model_copy(update={"data": config.data.model_copy(update={"image_size": size})})
-    sampler = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0)
+    sampler = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0, balanced_labels=np.arange(96) % 10)
     streamed, in_memory = (batches(pipeline, config, source, sampler) for pipeline in ("stream", "memory"))
     assert_the_same(in_memory, streamed, within=2.01 / 255)
     assert sum(float((a.images - b.images).abs().mean()) for a, b in zip(in_memory, streamed, strict=True)) < 0.02

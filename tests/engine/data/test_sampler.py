@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from engine.data.sampler import (
     Part,
     RandomStream,
     _splitmix64,
+    balanced_order,
     batch_random_bits,
     epoch_permutation,
     image_random_bits,
@@ -44,7 +47,7 @@ def test_random_bits_match_scalar_splitmix64() -> None:
 def test_random_draws_are_those_of_earlier_versions() -> None:
     # A run of an earlier version resumes with the same split, order and augmentation.
     per_stream = [image_random_bits(7, stream, 2, 5) >> 56 for stream in RandomStream]
-    assert per_stream == [93, 95, 16, 123, 86, 54, 90, 35, 54, 159, 212, 223, 167, 169, 49, 68, 114, 13, 249]
+    assert per_stream == [93, 95, 16, 123, 86, 54, 90, 35, 54, 159, 212, 223, 167, 169, 49, 68, 114, 13, 249, 240, 85]
     per_batch = [
         batch_random_bits(7, RandomStream.MIXUP, 2, batch, rank) >> 56 for batch in range(4) for rank in range(2)
     ]
@@ -58,6 +61,41 @@ def test_epoch_permutation_changes_each_epoch() -> None:
     assert sorted(first.tolist()) == list(range(1000))
     assert (first == second).mean() < 0.02
     assert (first == epoch_permutation(1000, 0, 1)).all()
+
+
+LABELS = np.repeat([0, 1, 3], [900, 90, 10])
+
+
+def test_balanced_order_draws_each_class_and_its_images_equally_often() -> None:
+    order = np.concatenate([balanced_order(LABELS, 0, epoch) for epoch in range(1, 11)])
+    shares = np.bincount(LABELS[order])[[0, 1, 3]] / len(order)
+    assert np.allclose(shares, 1 / 3, atol=0.02)
+    rare = np.bincount(order)[LABELS == 3]
+    assert np.allclose(rare / rare.sum(), 0.1, atol=0.02)
+    assert balanced_order(LABELS, 0, 1).tolist() != balanced_order(LABELS, 0, 2).tolist()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_balanced_sampler_draws_same_images_for_any_number_of_ranks(world: int) -> None:
+    def drawn(world: int, first_step: int = 0) -> list[list[tuple[int, int]]]:
+        samplers = [
+            replace(make_sampler(rank, world, batch=8 // world), balanced_labels=LABELS) for rank in range(world)
+        ]
+        samplers = [replace(sampler, train_images=len(LABELS)) for sampler in samplers]
+        steps = zip(*(sampler.train_requests(2, first_step) for sampler in samplers), strict=True)
+        return [
+            sorted((i, j) for batch in step for i, j in zip(batch.indices, batch.random_indices, strict=True))
+            for step in steps
+        ]
+
+    assert drawn(world) == drawn(1)
+    assert drawn(world, 40) == drawn(1)[40:]
+
+
+def test_balanced_sampler_augments_an_image_differently_in_each_step() -> None:
+    sampler = replace(make_sampler(0, 1, train=len(LABELS)), balanced_labels=LABELS)
+    drawn = [set(batch.random_indices[LABELS[batch.indices] == 3].tolist()) for batch in sampler.train_requests(1)]
+    assert sum(map(len, drawn)) == len(set().union(*drawn)) > 10
 
 
 def test_stratified_split_keeps_class_ratios() -> None:
