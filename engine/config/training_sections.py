@@ -141,6 +141,12 @@ class ModelConfig(Section):
     channels_last: Literal["auto", "on", "off"] = Field(
         "auto", description="Memory format channels_last: on, off, or auto (where it is faster)."
     )
+    grad_checkpointing: bool = Field(
+        False,
+        title="gradient checkpointing",
+        description="Keep the activations of the borders of blocks alone. The backward pass computes the others again. "
+        "This takes less memory and more time; the losses are the same.",
+    )
     compile: bool = Field(
         False,
         title="torch.compile",

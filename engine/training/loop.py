@@ -137,7 +137,8 @@ def forward_backward(trainer: Trainer, batch: DeviceBatch, index: int) -> MicroB
     # loss is not finite, `loss * 0` is NaN, and so is the gradient: the all-reduce shows it to every rank. Multiplied
     # instead of passed as `backward(gradient=...)`, which imports sympy.
     weighted_loss = loss * (loss.detach() * 0).add_(batch.loss_weight)
-    model.scaler.scale(weighted_loss).backward()
+    with model.keep_buffers():
+        model.scaler.scale(weighted_loss).backward()
 
     # Counted here, because a CUDA graph overwrites the logits with those of the next micro-batch.
     correct = model.task.count_correct(logits.detach(), batch.labels)

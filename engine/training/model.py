@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from engine.distributed.collectives import broadcast_tensors
 from engine.models.compile import compile_in_place, eager_for_partial_batch
 from engine.models.factory import build_model, check_model
 from engine.models.freeze import convert_to_sync_batch_norm, freeze, nothing_to_synchronize, set_train_mode
+from engine.models.grad_checkpointing import checkpoint_gradients
 from engine.models.precision import (
     apply_half_precision,
     autocast,
@@ -187,6 +188,9 @@ class Model:
                 if reason := nothing_to_synchronize(network, self.frozen):
                     self.notes.append(Problem("", f"model.sync_bn=true has no effect {reason}", code="no-effect"))
                 network = convert_to_sync_batch_norm(network, self.frozen)
+        if config.model.grad_checkpointing:
+            with collect_problems(problems):
+                checkpoint_gradients(network, config.model.name)
         self.memory_format = resolve_memory_format(config, network, device)
         network.to(device)
         if self.memory_format is torch.channels_last:
@@ -277,6 +281,19 @@ class Model:
             for buffer, saved in zip(self.network.buffers(), self._buffers, strict=True):
                 buffer.copy_(torch.where(nonfinite, saved, buffer))
         return grad_norm, nonfinite
+
+    @contextmanager
+    def keep_buffers(self) -> Iterator[None]:
+        """Keep BatchNorm's running statistics in a backward pass: gradient checkpointing runs the forward pass in it,
+        which updates them again."""
+        if not self.config.model.grad_checkpointing:
+            yield
+            return
+        buffers = list(self.network.buffers())
+        kept = [buffer.clone() for buffer in buffers]
+        yield
+        for buffer, before in zip(buffers, kept, strict=True):
+            buffer.copy_(before)
 
     def clip_gradients(self) -> Tensor:
         """Clip the gradients as configured; return their total norm before clipping, on the device.

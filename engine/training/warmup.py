@@ -146,7 +146,7 @@ class Warmup:
         `size` is the side of the image, by default that of the largest training images.
 
         FlopCounterMode counts convolutions, matrix products and attention, two operations per multiply-add; frozen
-        parameters need none for their gradients.
+        parameters need none for their gradients. The second forward pass of gradient checkpointing counts too.
         """
         batch_size = min(warmup_batch_size(self._data.sampler), MAX_FLOPS_BATCH_SIZE)
         trainable = [p for p in self._model.network.parameters() if p.requires_grad]
