@@ -251,10 +251,7 @@ class CompareScreen(ChartScreen):
         values, panel, letters = self._values, self._table, self._letters or {}
         if self.view.cursor is not None:
             values = [self._value_at_cursor(self.view.cursor), *values]
-        runs = [
-            ComparedRun(index, printable(run.run.name), self._state_of(run), letters.get(index), self._note_on(index))
-            for index, run in enumerate(self._runs)
-        ]
+        runs = [self._row(index, run) for index, run in enumerate(self._runs)]
         table, self._first_value, hidden = fit_runs(runs, values, self._first_value, panel.text_width)
         order = [] if self._letters is None else self._order()
         rows = LazyRows(list(map(str, order)), lambda row: styled(table.line(runs[order[row]])))
@@ -275,15 +272,13 @@ class CompareScreen(ChartScreen):
         cells = tuple(UNKNOWN if value is None else format_metric(metric, value) for value in values)
         return ComparedValue(f"at {self.view.axis} {x:,.4g}", cells, tuple(values))
 
-    def _state_of(self, run: ReadRun) -> str:
-        return "" if run.described is None else run.described.shown_state
-
-    def _note_on(self, index: int) -> str:
-        run = self._runs[index]
+    def _row(self, index: int, run: ReadRun) -> ComparedRun:
+        """Return the row of a run. Its note says what the symbol of its state does not."""
+        state = "" if run.described is None else run.described.shown_state
         is_unread = run.curves is None and not self.compare_poller.caught_up
-        notes = {"deleted": run.is_missing, "reading": is_unread, "baseline": index == self._baseline}
-        state = "" if (state := self._state_of(run)) == RunState.FINISHED else state
-        return ", ".join(filter(None, [state, *(note for note, holds in notes.items() if holds)]))
+        notes = {state: state not in ("", RunState.FINISHED), "deleted": run.is_missing, "reading": is_unread}
+        note = ", ".join(text for text, holds in (notes | {"baseline": index == self._baseline}).items() if holds)
+        return ComparedRun(index, printable(run.run.name), state, (self._letters or {}).get(index), note)
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
         self.draw_charts()

@@ -157,9 +157,6 @@ class SweepScreen(GputrainScreen):
             return status is not None and status.best is not None
         return bool(status and status.trials) or action not in TRIAL_ACTIONS
 
-    def title_of(self, key: Key) -> str:
-        return "again for longer" if key.action == "again" else super().title_of(key)
-
     # Commands
 
     def _path(self, number: int) -> str:
