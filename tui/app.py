@@ -182,7 +182,9 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         # Its first snapshot may already wait in the pipe; the run list costs CPU time that the first frame needs.
         self.gpu_poller.start()
         self.call_after_refresh(self.run_list_poller.start)
-        self.set_timer(HOST_DELAY_SECONDS, self.host_poller.start)
+        # The demo shows nothing of the real host.
+        if self.demo_notice is None:
+            self.set_timer(HOST_DELAY_SECONDS, self.host_poller.start)
         self.set_timer(STARTUP_SECONDS, resume_garbage_collection)
         self.set_interval(PENDING_RUN_SECONDS, self._watch_pending_runs)
         self.set_interval(LOW_BANDWIDTH_INTERVALS.poll_s, self.adapt_refresh)

@@ -67,8 +67,13 @@ def epochs_text(row: RunRow) -> str:
 
 def short_command(row: RunRow) -> str:
     """Return the command of a run without the folder of its program."""
-    program, blank, rest = row.record.command.partition(" ")
-    return program.rpartition("/")[2] + blank + rest or UNKNOWN
+    return without_folder(row.record.command) or UNKNOWN
+
+
+def without_folder(command: str) -> str:
+    """Return a command without the folder of its program, which says less than its script."""
+    program, blank, arguments = command.partition(" ")
+    return program.rpartition("/")[2] + blank + arguments
 
 
 def when_text(row: RunRow) -> str:
@@ -219,20 +224,22 @@ def reserved_text(gpu: Gpu) -> str:
     return f"{format_bytes(gpu.reserved_by_runs)} reserved" if gpu.reserved_by_runs else ""
 
 
-def notes(gpu: Gpu) -> list[str]:
-    """Return what slows the GPU down, its memory errors, its MIG instances, and what holds it without using it."""
+def warnings(gpu: Gpu) -> list[str]:
+    """Return what slows the GPU down, its memory errors, and what holds it without using it."""
     reasons = dict.fromkeys(
         THROTTLE_WORDS.get(reason, reason) for reason in gpu.value("throttle") or () if reason != "idle"
     )
     found = [f"slowed: {', '.join(reasons)}"] if reasons else []
     if gpu.value("ecc_uncorrected"):
         found.append(pluralize(gpu.value("ecc_uncorrected"), "ECC error"))
-    if gpu.mig_enabled:
-        found.append(pluralize(len(gpu.instances), "MIG instance"))
-    if gpu.value("integrated"):
-        found.append("shared memory")
     found += [note for process in gpu.processes.value or () if (note := idle_note(process))]
     return [printable(note) for note in dict.fromkeys(found)]
+
+
+def kind_notes(gpu: Gpu) -> list[str]:
+    """Return what is unusual about the kind of the GPU: its MIG instances, and memory that it shares with the host."""
+    found = [pluralize(len(gpu.instances), "MIG instance")] if gpu.mig_enabled else []
+    return [*found, *(["shared memory"] if gpu.value("integrated") else [])]
 
 
 def idle_note(process: GpuProcess) -> str:

@@ -107,6 +107,7 @@ class ProcessTable:
         command: Measurement[str] = user
         cpu: Measurement[float] = Measurement(None, now, UNKNOWN_PID_REASON, unit="%")
         memory: Measurement[int] = Measurement(None, now, UNKNOWN_PID_REASON, unit="B")
+        run_time: Measurement[float] = Measurement(None, now, UNKNOWN_PID_REASON, unit="s")
         kind: Any = nvml_process.kind
         with suppress(psutil.NoSuchProcess):
             is_new = pid not in self._identities
@@ -118,6 +119,7 @@ class ProcessTable:
             if is_new and cpu.reason is None:
                 cpu = cpu.without_value("needs a second sample")
             memory = _read_if_permitted(lambda: identity.process.memory_info().rss, "B")
+            run_time = _read_if_permitted(lambda: max(now - identity.process.create_time(), 0.0), "s")
         run, rank_number = (rank.run, rank.rank) if rank else (None, None)
         return GpuProcess(
             pid=pid,
@@ -128,6 +130,7 @@ class ProcessTable:
             gpu_memory=nvml_process.gpu_memory,
             cpu=cpu,
             memory=memory,
+            run_time=run_time,
             run=run,
             rank=rank_number,
             compute_instance=nvml_process.compute_instance,

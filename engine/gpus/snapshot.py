@@ -60,6 +60,7 @@ class GpuProcess(Record, frozen=True, kw_only=True):
     `compute_instance` that of the compute instance within it. An MPS server computes only for its clients, which are
     listed themselves.
     `gpu_memory` and `memory` (resident set size in host memory) are in bytes, `cpu` is in percent of one core.
+    `run_time` is in seconds since the process started.
     `run` and `rank` are set if the process is a rank of a gputrain run.
     `idle` is the number of seconds for which the process has not computed, as far as it was watched. With
     `idle_at_least`, it has not computed since then, and may have been idle for longer.
@@ -76,6 +77,7 @@ class GpuProcess(Record, frozen=True, kw_only=True):
     gpu_memory: Measurement[Count]
     cpu: Measurement[Number]
     memory: Measurement[Count]
+    run_time: Measurement[Number] = _absent("s")
     idle: Measurement[Number] = _absent("s")
     idle_at_least: bool = False
 

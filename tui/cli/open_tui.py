@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ def open_demo(low_bandwidth: bool = False) -> None:
     from tui.demo.server import DemoServer
 
     with DemoServer() as server:
+        os.environ["GPUTRAIN_RESERVATIONS"] = str(server.reservations)
         app = demo_app(server, LOW_BANDWIDTH_INTERVALS if low_bandwidth else RefreshIntervals())
         run_app(app)
     exit_after_screen(app)

@@ -110,7 +110,7 @@ class DemoServer:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="gputrain-demo-"))
-        self.runs_dir = self._folder / "runs"
+        self.runs_dir, self.reservations = self._folder / "runs", self._folder / "reservations"
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._continue_live_run, name="demo", daemon=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -123,7 +122,11 @@ def ask_command(app: App[None], services: AppServices, run: RunFolder | None = N
     def start(line: CommandLine | None) -> None:
         if line is not None:
             services.typed_command, arguments = line, line.arguments()
-            launch = partial(services.launch, arguments, title="new command")
+
+            def launch() -> None:
+                if services.launch(arguments, title="new command"):
+                    services.picked_gpu_uuids.clear()
+
             ask_to_share_gpus(app, services, config_values(arguments), launch)
 
     if run is not None:

@@ -33,6 +33,7 @@ from tui.form.model import Form, form_from_run, load_last_form, next_run_name, s
 from tui.form.plan import check_title, field_facts, form_title, gpu_use, plan_text
 from tui.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
 from tui.palette import MUTED
+from tui.phrases import common_name
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import (
     MultiChoiceDialog,
@@ -309,6 +310,7 @@ class FormScreen(GputrainScreen):
         started = self.form.copy()
         if self.gputrain_app.launch([*self._command_arguments(), "--headless"], begun=partial(save_last_form, started)):
             self._saved = started
+            self.gputrain_app.picked_gpu_uuids.clear()
 
     def action_search(self) -> None:
         self.fields.start_search()
@@ -359,4 +361,6 @@ def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str]
         if picked is not None and picked != selected:
             use(",".join(picked) or "cpu")
 
-    app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)
+    name = common_name(snapshot)
+    title = "GPUs to train on" if name is None else f"GPUs to train on: {name}"
+    app.push_screen(MultiChoiceDialog(title, rows, selected), answer)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
+from engine.show.table import fit
 from tui.form.fields import NO_PRESET, ConfigField, FormSection, is_relevant, optimizer_placeholders
 from tui.form.model import Form
-from tui.tables.gpus import gpu_lines
+from tui.phrases import common_name
+from tui.tables import styled
+from tui.tables.gpus import GpuRow, choice_columns, silence
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.lines import KeyedRow
 
@@ -90,8 +93,10 @@ def _distance(info: ConfigField, query: str) -> int:
 
 def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[KeyedRow], list[str]]:
     """Return a row per GPU, and the keys of those that `device.gpus` names by index or UUID."""
-    lines = gpu_lines(snapshot, GPU_LINE_COLUMNS)[1:]
-    rows = [KeyedRow(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
+    gpus = [GpuRow(str(gpu.index), gpu) for gpu in snapshot.gpus]
+    table = fit(choice_columns(gpus, with_names=common_name(snapshot) is None), gpus, GPU_LINE_COLUMNS)
+    lines = [table.line(row, None if row.gpu.state == "ok" else ("used_by", silence(row.gpu)[1])) for row in gpus]
+    rows = [KeyedRow(row.label, styled(line)) for row, line in zip(gpus, lines, strict=True)]
     names = {name.strip() for name in value.split(",")}
     return rows, [str(gpu.index) for gpu in snapshot.gpus if names & {str(gpu.index), gpu.uuid}]
 

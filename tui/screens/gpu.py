@@ -156,7 +156,7 @@ class GpuScreen(GpuProcessesScreen):
 
     def _show_processes(self, snapshot: Snapshot, known: Gpu) -> None:
         panel = self.query_one("#processes", Lines)
-        processes = list_gpu_processes(replace(snapshot, gpus=(known,)))
+        processes = list_gpu_processes(replace(snapshot, gpus=(known,)), self.process_order)
         head, *texts = process_lines(processes, panel.text_width)
         keys = [f"{process.pid}/{process.instance}" if process else "" for _, process in processes]
         self._processes = {

@@ -19,6 +19,7 @@ from tui.phrases import holder_sentence
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import ChoiceDialog
 from tui.tables import fact_lines
+from tui.tables.processes import ORDERS
 from tui.widgets.lines import KeyedRow, Lines, escape_markup
 
 SIGNALS = (
@@ -138,6 +139,7 @@ class GpuProcessesScreen(GputrainScreen):
         self._signaler = ProcessSignaler(app)
         self._processes: dict[str, GpuProcess] = {}
         """The processes in the table, by the keys of their rows."""
+        self.process_order = next(iter(ORDERS))
 
     @property
     def span_s(self) -> float:
@@ -149,6 +151,12 @@ class GpuProcessesScreen(GputrainScreen):
 
     def _selected_process(self) -> GpuProcess | None:
         return self._processes.get(self.query_one("#processes", Lines).selected_key or "")
+
+    def action_sort(self) -> None:
+        """Sort the processes by the next of the ORDERS."""
+        orders = list(ORDERS)
+        self.process_order = orders[(orders.index(self.process_order) + 1) % len(orders)]
+        self.update_content()
 
     def holder_title(self) -> str:
         """Return the sentence about the process under the cursor, as markup."""

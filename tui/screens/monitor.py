@@ -29,7 +29,7 @@ from tui.screens.host_panel import header_line
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.monitor_runs import MonitorRuns, RunMarks
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
-from tui.tables.processes import list_gpu_processes, process_lines, process_matches
+from tui.tables.processes import gpu_matches, list_gpu_processes, process_lines, process_matches
 from tui.widgets.lines import KeyedRow, Lines
 
 NAME = " gputrain  "
@@ -38,15 +38,11 @@ EXPECTED_GPUS = 8
 DEMO_HINT = " See eight simulated GPUs with gputrain-tui --demo."
 
 
-class Panels(Container):
-    """Panels beside or below each other."""
+class Body(Container):
+    """The panels of the monitor, which the screen arranges anew if their room changes."""
 
     # Textual also draws what is behind the panels, and styles every line of it unless it is known to be blank.
     BLANK = True
-
-
-class Body(Panels):
-    """The panels of the monitor, which the screen arranges anew if their room changes."""
 
     def on_resize(self) -> None:
         screen = self.screen
@@ -70,14 +66,14 @@ class MonitorScreen(GpuProcessesScreen):
         self._room: MonitorLayout | None = None
         self._gpu_blocks: GpuBlocks | None = None
         """The lines of the GPUs of the snapshot that is shown."""
-        self._shown_picked: set[str] = set()
+        self._shown_picked: tuple[set[str], str] = (set(), "")
+        """The picked GPUs and the filter that are shown."""
 
     def compose_body(self) -> ComposeResult:
         with Body(id="body"):
             yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
-            with Panels(id="below"):
-                yield Lines(selectable=True, id="processes")
-                yield Lines(selectable=True, id="runs")
+            yield Lines(selectable=True, id="processes")
+            yield Lines(selectable=True, id="runs")
 
     @property
     def _snapshot(self) -> Snapshot | None:
@@ -95,8 +91,8 @@ class MonitorScreen(GpuProcessesScreen):
         snapshot, app = self._snapshot, self.gputrain_app
         poller = app.run_list_poller
         self._runs = self._runs.select(poller.waiting, poller.rows or (), self.filter_text)
-        # Of all rows, so that the panels keep their places while the user types a filter.
-        self._divide_room(len(self._all_processes()), self._runs.total_rows)
+        # Of all processes, so that the panels keep their places while the user types a filter.
+        self._divide_room(len(self._all_processes()))
         self._show_gpus()
         self._show_processes()
         self._show_runs()
@@ -108,17 +104,14 @@ class MonitorScreen(GpuProcessesScreen):
 
     # Layout
 
-    def _divide_room(self, processes: int, runs: int) -> None:
+    def _divide_room(self, processes: int) -> None:
         """Give each panel its room."""
         body = self.query_one(Body).size
         gpus = len(self._gpus) or (1 if self._gpu_problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
-        layout = arrange(Demand(body.width, body.height, gpus, processes, runs))
+        layout = arrange(Demand(body.width, body.height, gpus, processes))
         if layout == self._room or not body.height:
             return
         self._room = layout
-        below = self.query_one("#below")
-        below.set_class(layout.side_by_side, "-beside")
-        below.set_class(not layout.side_by_side, "-stacked")
         for name in ("gpus", "processes", "runs"):
             panel, height = self.query_one(f"#{name}"), getattr(layout, name)
             panel.display = height > 0
@@ -150,17 +143,20 @@ class MonitorScreen(GpuProcessesScreen):
             view = GpuView(lines.text_width, self._room.gpu_lines, self.span_s)
             if self._gpu_blocks is None or not self._is_shown(lines, snapshot, view):
                 self._gpu_blocks = GpuBlocks(snapshot, self.gputrain_app.gpu_poller.loads, view)
-            elif picked == self._shown_picked:
+            elif (picked, self.filter_text) == self._shown_picked:
                 return
-            self._shown_picked = set(picked)
+            self._shown_picked = (set(picked), self.filter_text)
             rows = []
             for gpu in snapshot.gpus:
+                if not gpu_matches(self.filter_text, gpu):
+                    continue
                 first, *more = self._gpu_blocks.lines(gpu, picked=gpu_key(gpu) in picked)
                 rows.append(KeyedRow(gpu_key(gpu), first, tuple(more)))
             free = sum(is_free(gpu) for gpu in snapshot.gpus)
             title = f"GPUs  [$success b]{free} free[/]" if free else "GPUs  none free"
             lines.set_titles(title, self._picked_title())
-            lines.set_rows(rows, [self._gpu_blocks.header])
+            empty = Text(self._no_match("GPUs", len(snapshot.gpus)), MUTED)
+            lines.set_rows(rows, [self._gpu_blocks.header], empty)
         else:
             lines.set_titles("GPUs")
         if snapshot is not None and not snapshot.gpus and lines.has_focus and not self._moved_focus_to_runs:
@@ -182,7 +178,7 @@ class MonitorScreen(GpuProcessesScreen):
     # Processes and runs
 
     def _all_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
-        return list_gpu_processes(self._snapshot) if self._snapshot is not None else []
+        return list_gpu_processes(self._snapshot, self.process_order) if self._snapshot is not None else []
 
     def _matching_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
         query = self.filter_text
@@ -194,7 +190,7 @@ class MonitorScreen(GpuProcessesScreen):
 
     def _show_processes(self) -> None:
         panel = self.query_one("#processes", Lines)
-        if self._is_shown(panel, self._snapshot, self.filter_text, panel.text_width):
+        if self._is_shown(panel, self._snapshot, self.filter_text, self.process_order, panel.text_width):
             return
         processes = self._matching_processes()
         head, *texts = process_lines(processes, panel.text_width)
@@ -204,7 +200,8 @@ class MonitorScreen(GpuProcessesScreen):
         }
         self._signaler.remember(self._processes.values())
         known = sum(len(gpu.processes.value or ()) for gpu in self._gpus)
-        panel.set_titles(self._count_title("Processes", len(self._processes), known), self.holder_title())
+        title = self._count_title("Processes", len(self._processes), known)
+        panel.set_titles(f"{title}, by {self.process_order}" if known > 1 else title, self.holder_title())
         empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
         rows = [KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)]
         panel.set_rows(rows, [head], empty)

@@ -1,4 +1,4 @@
-"""The runs on the monitor: those that wait for GPUs, then all others, with the trials of a sweep as one row.
+"""The runs on the monitor: live ones, then those that wait, then ended ones, with the trials of a sweep as one row.
 
 `tui.screens.monitor` shows them, and `tui.tables.runs` and `tui.tables.queue` make their lines.
 """
@@ -74,8 +74,8 @@ class MonitorRuns:
     waiting: Sequence[QueueRow] = ()
     matching: Sequence[RunRow] = ()
     shown: Sequence[RunRow] = ()
-    total_rows: int = 0
-    """Number of rows without the filter."""
+    num_running: int = 0
+    """Number of `shown` rows before the waiting ones."""
     _lines: dict[tuple[object, ...], tuple[float, LazyRows]] = field(default_factory=dict, compare=False)
     """The latest lines, and until when they are valid."""
 
@@ -84,10 +84,13 @@ class MonitorRuns:
         if rows is self.rows and waiting == self.all_waiting and query == self.query:
             return self
         matching = [row for row in rows if query in row.name.lower() or query in row.shown_state] if query else rows
-        shown = fold_trials(matching)
-        total_rows = len(waiting) + len(fold_trials(rows) if query else shown)
+        folded = fold_trials(matching)
+        running = [row for row in folded if row.live and row.state != RunState.WAITING]
+        pending = [row for row in folded if row.state == RunState.WAITING]
+        ended = [row for row in folded if not row.live and row.state != RunState.WAITING]
         matching_waiting = [run for run in waiting if query in run.name.lower()]
-        return MonitorRuns(waiting, rows, query, matching_waiting, matching, shown, total_rows)
+        shown = [*running, *pending, *ended]
+        return MonitorRuns(waiting, rows, query, matching_waiting, matching, shown, len(running))
 
     @property
     def total(self) -> int:
@@ -135,14 +138,14 @@ class MonitorRuns:
     def _make_lines(self, width: int, marks: RunMarks) -> LazyRows:
         names = monitor_name_width(self._widest_names(), width)
         table = fit_monitor_list(self.shown, names, width, lambda row: marks.contain(self.runs_of(row)))
-        before = len(self.waiting)
+        running = self.num_running
+        rows: list[RunRow | QueueRow] = [*self.shown[:running], *self.waiting, *self.shown[running:]]
 
         def make_text(index: int) -> Text:
-            if index < before:
-                return waiting_line(self.waiting[index], names)
-            return styled(monitor_line(table, self.shown[index - before]))
+            row = rows[index]
+            return waiting_line(row, names) if isinstance(row, QueueRow) else styled(monitor_line(table, row))
 
-        return LazyRows([*(run.key for run in self.waiting), *(row.folder for row in self.shown)], make_text)
+        return LazyRows([row.key if isinstance(row, QueueRow) else row.folder for row in rows], make_text)
 
     def _widest_names(self) -> Sequence[str]:
         """Return names whose widest is the widest of all, without measuring each of thousands."""

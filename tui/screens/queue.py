@@ -24,7 +24,7 @@ from tui.pollers.watched import Watched
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import confirm
 from tui.tables import styled, wrap_text
-from tui.tables.queue import describe_row, queue_status_line, queue_table
+from tui.tables.queue import describe_row, gpus_line, queue_status_line, queue_table, queued_runs
 from tui.widgets.lines import KeyedRow, Lines
 from tui.widgets.text_line import TextLine
 
@@ -44,6 +44,7 @@ class QueueScreen(GputrainScreen):
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="queue-status")
+        yield TextLine(id="queue-gpus")
         yield Lines(selectable=True, id="queue", empty_text=Text("Loading …", MUTED))
         reason = Lines(id="queue-reason")
         reason.can_focus = False
@@ -68,9 +69,16 @@ class QueueScreen(GputrainScreen):
             self.show_line("#queue-status", Text(f" {printable(str(problem))}", BAD, no_wrap=True, end=""))
         elif self.queue_poller.value is not None:
             self.show_line("#queue-status", queue_status_line(self.rows))
-            panel = self.query_one("#queue", Lines)
-            table = queue_table(self.rows, panel.text_width)
-            rows = [KeyedRow(row.key, styled(table.line(row))) for row in self.rows]
+            snapshot, app = self.gputrain_app.gpu_poller.snapshot, self.gputrain_app
+            gpus = () if snapshot is None else snapshot.gpus
+            strip = self.query_one("#queue-gpus", TextLine)
+            strip.display = bool(gpus)
+            strip.show(gpus_line(gpus))
+            panel, live = self.query_one("#queue", Lines), (row for row in app.run_list_poller.rows or () if row.live)
+            etas = {row.name: eta for row in live if (eta := row.record.values.get("eta_seconds")) is not None}
+            runs = queued_runs(self.rows, gpus, etas)
+            table = queue_table(runs, panel.text_width)
+            rows = [KeyedRow(run.row.key, styled(table.line(run))) for run in runs]
             panel.set_rows(rows, [styled(table.header(MUTED))] if rows else [], Text(NOTHING_WAITS, MUTED))
         self._show_reason()
 

@@ -32,13 +32,14 @@ from tui.phrases import (
     common_name,
     gpu_key,
     is_free,
-    notes,
+    kind_notes,
     pcie_link,
     reserved_text,
     short_name,
     silence_reason,
     users,
     users_text,
+    warnings,
 )
 from tui.tables import styled
 from tui.tables.gpus import GpuRow, gpu_columns, silence, value_style
@@ -193,7 +194,7 @@ def _who_lines(row: GpuRow, width: int, *, has_name: bool) -> list[Line]:
     gpu = row.gpu
     names = [] if row.is_free else users(gpu)
     lines = [(name, FREE if row.is_free else "") for name in names or [users_text(gpu)]]
-    lines[1:1] = [(note, WARNING) for note in notes(gpu)]
+    lines[1:1] = [*((note, WARNING) for note in warnings(gpu)), *((note, MUTED) for note in kind_notes(gpu))]
     lines += [(reserved_text(gpu), MUTED)] if gpu.reserved_by_runs else []
     if has_name:
         lines.insert(1, (short_name(gpu), MUTED))

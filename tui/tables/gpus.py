@@ -16,16 +16,26 @@ from engine.show.readings import READINGS, Level
 from engine.show.table import Align, Cell, Column, Line, Shorten, fit, line_width, pad
 from engine.utils.codec import replace
 from engine.utils.text import printable
-from engine.utils.units import UNKNOWN
+from engine.utils.units import UNKNOWN, format_bytes
 from tui.charts.meter import load_meter
 from tui.palette import BAD, FREE, MUTED, NOTICE, STRONG, WARNING, load_style
-from tui.phrases import instance_name, is_free, notes, pcie_link, reserved_text, short_name, silence_reason, users_text
+from tui.phrases import (
+    instance_name,
+    is_free,
+    kind_notes,
+    pcie_link,
+    reserved_text,
+    short_name,
+    silence_reason,
+    users_text,
+    warnings,
+)
 from tui.tables import styled
 
 LEVEL_STYLES = {Level.NORMAL: "", Level.WARNING: WARNING, Level.BAD: BAD}
 FIRST_READING = "util"
 """Key of the column from which on words replace the readings of a GPU that does not answer."""
-MIN_USED_BY_COLUMNS = 13
+MIN_USED_BY_COLUMNS, MIN_WARNING_COLUMNS = 13, 12
 # Who uses a GPU matters more than its rarer readings, up to this width.
 MAX_KEPT_USED_BY_COLUMNS = 32
 WIDE_MIN_WIDTH, SHORT_NAME_COLUMNS, MAX_NAME_COLUMNS = 100, 12, 24
@@ -94,7 +104,25 @@ def gpu_columns(
     if details and width >= WIDE_MIN_WIDTH:
         widest = max((line_width(used_by.spans(row)) for row in rows), default=0)
         used_by = dataclasses.replace(used_by, width=max(min(widest, MAX_KEPT_USED_BY_COLUMNS), MIN_USED_BY_COLUMNS))
-    return [*columns, used_by]
+    warning = Column[GpuRow](
+        "warning", "warning", lambda row: "  ".join(warnings(row.gpu)), width=MIN_WARNING_COLUMNS, priority=9,
+        flex=True, optional=True, style=WARNING,
+    )  # fmt: skip
+    return [*columns, used_by, warning]
+
+
+def choice_columns(rows: Sequence[GpuRow], *, with_names: bool) -> list[Column[GpuRow]]:
+    """Return the columns of the choice of GPUs for a run: what is free of each, and in full who uses it."""
+
+    def free_memory(row: GpuRow) -> str:
+        used, total = row.value("memory_used"), row.value("memory_total")
+        return UNKNOWN if used is None or total is None else f"{format_bytes(total - used)} of {format_bytes(total)}"
+
+    shown = {column.key: column for column in gpu_columns(rows, WIDE_MIN_WIDTH)}
+    keys = ("gpu", "name", "used_by", "util", "warning") if with_names else ("gpu", "used_by", "util", "warning")
+    columns = [dataclasses.replace(shown[key], max_width=0) for key in keys]
+    columns.insert(-2, Column("free_memory", "free memory", free_memory, Align.RIGHT, priority=9))
+    return columns
 
 
 def reading_column(
@@ -141,10 +169,10 @@ def row_name(row: GpuRow) -> str:
 
 
 def used_by_cell(row: GpuRow) -> Cell:
-    """Return what slows a GPU down, its errors and MIG instances, who uses it, and the memory that they reserve."""
-    found, text = [(f"{note}  ", WARNING) for note in notes(row.gpu)], users_text(row.gpu)
-    reserved = reserved_text(row.gpu)
-    return (*found, (text, FREE if row.is_free else ""), *([(f", {reserved}", MUTED)] if reserved else []))
+    """Return what is unusual about a GPU, who uses it, and the memory that their runs reserve."""
+    found, reserved = [(f"{note}  ", MUTED) for note in kind_notes(row.gpu)], reserved_text(row.gpu)
+    user = (users_text(row.gpu), FREE if row.is_free else "")
+    return (*found, user, *([(f", {reserved}", MUTED)] if reserved else []))
 
 
 def gpu_lines(snapshot: Snapshot, width: int, *, instances: bool = False) -> list[Text]:

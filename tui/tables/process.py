@@ -16,6 +16,7 @@ from engine.show.table import Align, Column, fit
 from engine.utils.text import list_names, printable
 from engine.utils.units import UNKNOWN, format_age, format_bytes, format_percent
 from tui.palette import GOOD, MUTED, STRONG, WARNING
+from tui.phrases import without_folder
 from tui.tables import styled
 
 MIN_COMMAND_COLUMNS = 20
@@ -112,9 +113,7 @@ def status_line(
             text.append("   ").append("GPU memory ", MUTED).append(format_bytes(sum(value or 0 for value in memory)))
         text.append("   ").append("CPU ", MUTED).append(_percent(cpu_percent))
         text.append("   ").append("memory ", MUTED).append(format_bytes(memory_bytes))
-    program, blank, arguments = root.command.partition(" ")
-    # The script says more than the folder of the interpreter.
-    command = (program.rpartition("/")[2] if program.startswith("/") else program) + blank + arguments
+    command = without_folder(root.command)
     text.append(f"   {command if len(command) <= MAX_STATUS_COMMAND else command[:MAX_STATUS_COMMAND] + '…'}", MUTED)
     return text
 

@@ -10,26 +10,36 @@ from rich.text import Text
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.show.readings import READINGS
 from engine.show.table import Align, Column, fit
-from engine.utils.units import UNKNOWN
+from engine.utils.units import UNKNOWN, format_age
 from tui.palette import MUTED, STRONG, WARNING
-from tui.phrases import holder_sentence, idle_note
+from tui.phrases import holder_sentence, idle_note, users_text, without_folder
 from tui.tables import styled
 from tui.tables.gpus import gpu_lines, host_title_line
 
 GpuUse = tuple[Gpu, GpuProcess | None]
 """A process on a GPU; None if the processes of the GPU are unknown."""
+ORDERS: dict[str, Callable[[GpuUse], tuple[float, ...]]] = {
+    "GPU": lambda use: (use[0].index, *_descending(use, "gpu_memory")),
+    "GPU memory": lambda use: _descending(use, "gpu_memory"),
+    "CPU": lambda use: _descending(use, "cpu"),
+    "run time": lambda use: _descending(use, "run_time"),
+}
+"""What the processes are sorted by, the largest first."""
 MIN_COMMAND_COLUMNS = 16
 
 
-def list_gpu_processes(snapshot: Snapshot) -> list[GpuUse]:
-    """Return the processes of all GPUs, largest GPU memory first on each GPU."""
+def list_gpu_processes(snapshot: Snapshot, order: str = "GPU") -> list[GpuUse]:
+    """Return the processes of all GPUs, sorted by one of the ORDERS. Unknown ones are behind the known ones."""
     uses: list[GpuUse] = []
     for gpu in snapshot.gpus:
-        known = sorted(gpu.processes.value or (), key=lambda process: -(process.gpu_memory.value or 0))
-        uses += [(gpu, process) for process in known]
-        if gpu.processes.value is None:
-            uses.append((gpu, None))
-    return uses
+        uses += [(gpu, None)] if gpu.processes.value is None else [(gpu, process) for process in gpu.processes.value]
+    return sorted(uses, key=ORDERS[order])
+
+
+def _descending(use: GpuUse, key: str) -> tuple[float, ...]:
+    """Return what sorts by the value of a process, the largest first, and processes without one last."""
+    value = None if use[1] is None else getattr(use[1], key).value
+    return (1.0, 0.0) if value is None else (0.0, -float(value))
 
 
 def process_lines(uses: Sequence[GpuUse], width: int, header_style: str = MUTED) -> list[Text]:
@@ -49,13 +59,23 @@ def process_lines(uses: Sequence[GpuUse], width: int, header_style: str = MUTED)
         reading("gpu_memory", 7),
         reading("cpu", 6),
         reading("memory", 2),
+        column("run_time", "run time", _run_time, 5, Align.RIGHT),
         Column[GpuUse]("note", "note", _note, width=11, priority=9, flex=True, optional=True, style=_note_style),
         Column[GpuUse]("command", "command", _command, width=MIN_COMMAND_COLUMNS, priority=9, flex=True),
     ]
-    if all(process is None or process.kind == "compute" for _, process in uses):
-        columns = [column for column in columns if column.key != "type"]
+    empty = {"type"} if all(process is None or process.kind == "compute" for _, process in uses) else set()
+    empty |= {"run_time"} if all(process is None or process.run_time.value is None for _, process in uses) else set()
+    columns = [column for column in columns if column.key not in empty]
     table = fit(columns, uses, width)
     return [styled(line) for line in (table.header(header_style), *map(table.line, uses))]
+
+
+def gpu_matches(filter_text: str, gpu: Gpu) -> bool:
+    """Whether a GPU, its users or one of its processes contains the text, which is in lower case."""
+    fields = (gpu.index, gpu.value("name") or "", users_text(gpu))
+    return any(filter_text in str(field).lower() for field in fields) or any(
+        process_matches(filter_text, gpu, process) for process in gpu.processes.value or ()
+    )
 
 
 def process_matches(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
@@ -66,6 +86,11 @@ def process_matches(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
 
 def _reading_text(key: str, process: GpuProcess) -> str:
     return READINGS[key].cell_text(getattr(process, key).value)
+
+
+def _run_time(process: GpuProcess) -> str:
+    value = process.run_time.value
+    return UNKNOWN if value is None else format_age(value)
 
 
 def _note(use: GpuUse) -> str:
@@ -99,7 +124,7 @@ def _command(use: GpuUse) -> str:
     gpu, process = use
     if process is None:
         return f"unknown: {gpu.processes.reason}"
-    command = process.command.value or f"? {process.command.reason}"
+    command = without_folder(process.command.value or "") or f"? {process.command.reason}"
     return command if process.run is None else f"{process.run} rank {process.rank}: {command}"
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
+from engine.gpus.snapshot import Gpu
 from engine.queue.listing import QueueRow, RowState
 from engine.show.table import Align, Column, FittedTable, Shorten, fit, pad
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN, format_bytes, format_duration
 from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
+from tui.phrases import idle_note, is_free
 
 STATE_STYLES = {
     RowState.WAITING: ("◌", WARNING),
@@ -21,9 +25,6 @@ STATE_STYLES = {
     RowState.INTERRUPTED: ("✗", BAD),
 }
 PLACE: Column[QueueRow] = Column("place", "#", lambda row: place_cell(row), Align.RIGHT)
-PLACE_AND_SIGN: Column[QueueRow] = Column(
-    "place", "#  ", lambda row: ((f"{place_cell(row)} ", MUTED), STATE_STYLES[row.state]), Align.RIGHT, priority=2
-)
 COLUMNS: tuple[Column[QueueRow], ...] = (
     Column("name", "name", lambda row: row.name, width=12, max_width=32, priority=2, flex=True,
            style=lambda row: STRONG if row.is_own else "", shorten=Shorten.MIDDLE),
@@ -39,9 +40,100 @@ COLUMNS: tuple[Column[QueueRow], ...] = (
 PLAIN_COLUMNS = (PLACE, *COLUMNS)
 
 
-def queue_table(rows: Sequence[QueueRow], width: int) -> FittedTable[QueueRow]:
+@dataclass(frozen=True)
+class QueuedRun:
+    """A run in the queue, and what stands in its way: the number of GPUs that it needs and of those that are free for
+    it now, who holds the others, and in how many seconds it is expected to start; None if unknown."""
+
+    row: QueueRow
+    need: int | None
+    has: int | None
+    blocked_by: str
+    starts_in: float | None
+
+
+def _number(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+SCREEN_COLUMNS: tuple[Column[QueuedRun], ...] = (
+    Column("place", "#  ", lambda run: ((f"{place_cell(run.row)} ", MUTED), STATE_STYLES[run.row.state]), Align.RIGHT,
+           priority=9),
+    Column("name", "name", lambda run: run.row.name, width=12, max_width=32, priority=9, flex=True,
+           style=lambda run: STRONG if run.row.is_own else "", shorten=Shorten.MIDDLE),
+    Column("user", "user", lambda run: run.row.user or UNKNOWN, width=4, max_width=12, priority=5,
+           style=lambda run: GOOD if run.row.is_own else ""),
+    Column("need", "need", lambda run: _number(run.need), Align.RIGHT, priority=8),
+    Column("has", "has", lambda run: _number(run.has), Align.RIGHT, priority=7),
+    Column("blocked_by", "blocked by", lambda run: run.blocked_by, width=20, priority=9, flex=True),
+    Column("priority", "priority", lambda run: str(run.row.priority) if run.row.priority else "", Align.RIGHT,
+           priority=1, optional=True),
+    Column("waits", "waits", lambda run: format_duration(run.row.waited_s), Align.RIGHT, priority=4),
+    Column("starts_in", "starts in", lambda run: UNKNOWN if run.starts_in is None else format_duration(run.starts_in),
+           Align.RIGHT, priority=6),
+)  # fmt: skip
+
+
+def queue_table(runs: Sequence[QueuedRun], width: int) -> FittedTable[QueuedRun]:
     """Return the table of the queue screen."""
-    return fit((PLACE_AND_SIGN, *COLUMNS), rows, width)
+    return fit(SCREEN_COLUMNS, runs, width)
+
+
+def queued_runs(rows: Sequence[QueueRow], gpus: Sequence[Gpu], etas: Mapping[str, float]) -> list[QueuedRun]:
+    """Return the rows with what stands in their way. `etas` has the seconds until running runs end, by name.
+
+    A run is expected to start when enough of its GPUs are free. When the runs before it give them back is unknown.
+    """
+    free_in = {gpu.index: 0.0 if is_free(gpu) else max(map(_eta(etas), gpu.runs), default=math.inf) for gpu in gpus}
+    runs = []
+    for row in rows:
+        wanted = _wanted_gpus(row, gpus)
+        if row.state is not RowState.WAITING or not wanted:
+            reason = row.reason if row.is_live else f"{row.state}: {row.reason}"
+            runs.append(QueuedRun(row, None, None, reason, None))
+            continue
+        kind, _, count = row.gpus.partition(":")
+        need = int(count) if kind == "free" and count.isdecimal() else 1 if kind in ("free", "auto") else len(wanted)
+        taken = sorted(wanted, key=lambda gpu: free_in[gpu.index])[:need]
+        start = max(free_in[gpu.index] for gpu in taken) if len(taken) == need else math.inf
+        has = min(sum(free_in[gpu.index] == 0 for gpu in wanted), need)
+        blocked_by = row.reason if has == need else holders_text(gpu for gpu in wanted if not is_free(gpu))
+        runs.append(QueuedRun(row, need, has, blocked_by, start if math.isfinite(start) else None))
+        free_in |= {gpu.index: math.inf for gpu in taken}
+    return runs
+
+
+def _eta(etas: Mapping[str, float]) -> Callable[[str], float]:
+    return lambda name: etas.get(name, math.inf)
+
+
+def _wanted_gpus(row: QueueRow, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that a run may get; none if it shares them by a rule of its own, or names what is not here."""
+    if row.share > 1 or row.min_free:
+        return []
+    if row.gpus.partition(":")[0] in ("auto", "all", "free"):
+        return list(gpus)
+    names = [name.strip() for name in row.gpus.split(",")]
+    found = [gpu for gpu in gpus if str(gpu.index) in names or gpu.uuid in names]
+    return found if len(found) == len(names) else []
+
+
+def holders_text(gpus: Iterable[Gpu]) -> str:
+    """Return who holds GPUs, those of the same holder at once: `0,1 nobody · 2 ana idle 42 min · 3 free`."""
+    indices: dict[str, list[str]] = {}
+    for gpu in gpus:
+        indices.setdefault(_holder(gpu), []).append(str(gpu.index))
+    return " · ".join(f"{','.join(numbers)} {holder}" for holder, numbers in indices.items())
+
+
+def _holder(gpu: Gpu) -> str:
+    if is_free(gpu):
+        return "free"
+    processes = [process for process in gpu.processes.value or () if process.kind == "compute" and not process.run]
+    names = dict.fromkeys([*gpu.runs, *(process.user.value or "?" for process in processes)])
+    idle = next((note for process in processes if (note := idle_note(process))), "")
+    unknown = "unknown" if gpu.processes.value is None else "nobody"
+    return printable(" ".join(filter(None, (", ".join(names) or unknown, idle))))
 
 
 def place_cell(row: QueueRow) -> str:
@@ -54,6 +146,11 @@ def gpus_cell(row: QueueRow) -> str:
     shared = f" /{row.share}" if row.share > 1 else ""
     shared += f" {format_bytes(row.min_free)}" if row.min_free else ""
     return f"{row.gpus}{shared}" if row.gpus and row.state is not RowState.INTERRUPTED else UNKNOWN
+
+
+def gpus_line(gpus: Sequence[Gpu]) -> Text:
+    """Return the GPUs of the host in one line: who holds which, and which are free."""
+    return Text.assemble((" GPUs ", MUTED), holders_text(gpus), no_wrap=True, end="", overflow="ellipsis")
 
 
 def queue_status_line(rows: Sequence[QueueRow]) -> Text:

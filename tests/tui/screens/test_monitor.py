@@ -97,7 +97,7 @@ def test_monitor_lists_waiting_run_that_cannot_be_opened(demo_runs_folder: Path)
         app.run_list_poller.close()
         reason = "waits for 2 free GPUs, next in the queue"
         app.run_list_poller.waiting = [make_row("sweep-3", 1, 60, folder="", reason=reason)]
-        await press(pilot, "tab", "tab", "home")
+        await press(pilot, "tab", "tab", "home", "down")
         assert "Runs  4, 1 live, 1 waiting" in visible_text(pilot, "#runs")
         assert "◌ sweep-3     waits for 2 free GPUs, next in the queue" in visible_text(pilot, "#runs")
         assert "enter" not in visible_text(pilot, "Keys")

@@ -13,24 +13,22 @@ SIZES = [(60, 13), (120, 32), (200, 58), (100, 90)]
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_arrange_fills_the_room(size: tuple[int, int]) -> None:
-    for gpus, processes, runs in itertools.product((0, 1, 2, 4, 8, 16), (0, 1, 9, 100), (0, 3, 300)):
-        layout = arrange(Demand(*size, gpus, processes, runs))
-        left, right = layout.processes, layout.runs
-        below = size[1] - layout.gpus
-        assert (left == right == below) if layout.side_by_side else left + right == below
-        assert all(height == 0 or height > FRAME_LINES for height in (left, right, layout.processes))
+    for gpus, processes in itertools.product((0, 1, 2, 4, 8, 16), (0, 1, 9, 100)):
+        layout = arrange(Demand(*size, gpus, processes))
+        assert layout.gpus + layout.processes + layout.runs == size[1]
+        assert layout.processes == 0 or layout.processes > FRAME_LINES
         assert layout.runs >= 3
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [(160, 46), (200, 58)], ids=str)
 def test_arrange_gives_gpus_several_lines_without_blank_rest(size: tuple[int, int], gpus: int) -> None:
-    layout = arrange(Demand(*size, gpus, 6, 3))
+    layout = arrange(Demand(*size, gpus, 6))
     assert layout.gpu_lines >= 3
     assert layout.gpus == gpus * layout.gpu_lines + HEADER_LINES + FRAME_LINES
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_arrange_without_gpus_gives_room_to_runs(size: tuple[int, int]) -> None:
-    layout = arrange(Demand(*size, 0, 0, 3))
+    layout = arrange(Demand(*size, 0, 0))
     assert (layout.processes, layout.runs) == (0, size[1] - layout.gpus) and layout.gpus <= 4

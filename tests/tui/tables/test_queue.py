@@ -12,10 +12,14 @@ from engine.gpus.reservation import Reservation
 from engine.queue.listing import QueueRow, RowState, describe_wait, list_queue
 from engine.show.table import line_width, plain_lines
 from support.gpu.reservations import make_reservation
+from support.replace import replace
+from support.screen.holders import holder_feed
 from tui.tables.queue import (
     PLAIN_COLUMNS,
+    holders_text,
     queue_status_line,
     queue_table,
+    queued_runs,
     wait_message,
 )
 
@@ -64,9 +68,24 @@ def test_queue_table_marks_runs_without_a_place() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [57, 80, 120])
-def test_queue_table_fits_width_and_keeps_name_and_reason(width: int) -> None:
-    rows = [make_row("花朵" * 30, reason="GPU 0: reserved by run b\x1b[2J" * 5, user="ada" * 9, place=None)]
-    table = queue_table(rows, width)
-    assert line_width(table.line(rows[0])) <= width
-    assert {"name", "reason"} <= {column.key for column in table.columns}
+@pytest.mark.parametrize("width", [20, 57, 80, 120, 250])
+def test_queue_table_fits_width_and_keeps_name_and_what_blocks(width: int) -> None:
+    row = make_row("花朵" * 30, reason="GPU 0: reserved by run b\x1b[2J" * 5, user="ada" * 9, place=None)
+    [run] = queued_runs([row], (), {})
+    table = queue_table([run], width)
+    assert line_width(table.line(run)) <= width
+    assert width < 57 or {"name", "blocked_by"} <= {column.key for column in table.columns}
+
+
+def test_queued_runs_say_who_holds_gpus_and_when_they_are_expected_to_start() -> None:
+    # GPUs 2 and 3 are free.
+    gpus = [replace(gpu, runs=("mine",)) if gpu.index == 1 else gpu for gpu in holder_feed().snapshot.gpus[:4]]
+    rows = [make_row("a", gpus="free:2"), make_row("b", gpus="1,3"), make_row("c", gpus="0")]
+    first, second, third = queued_runs(rows, gpus, {"mine": 600.0})
+    assert (first.need, first.has, first.starts_in) == (2, 2, 0.0)
+    # The first run gets GPU 3, and nobody knows for how long.
+    assert (second.need, second.has, second.blocked_by, second.starts_in) == (2, 0, "1 mine", None)
+    assert (third.need, third.has, third.blocked_by, third.starts_in) == (1, 0, "0 ana, bob, eva idle 42 min", None)
+    [waiting] = queued_runs([make_row(gpus="free:3")], gpus, {"mine": 600.0})
+    assert (waiting.has, waiting.starts_in) == (2, 600.0)
+    assert holders_text(gpus) == "0 ana, bob, eva idle 42 min · 1 mine · 2,3 free"
