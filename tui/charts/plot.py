@@ -47,7 +47,7 @@ MAX_SHARE_BELOW = 0.15
 # Padding a larger limit would overflow to infinity.
 MAX_AXIS_LIMIT = 1e307
 # Outliers are off scale if they stretch the axis to more than twice the range of the other points.
-PERCENTILES, MAX_STRETCH = (1, 99), 2.0
+PERCENTILES, MAX_STRETCH, SAMPLED_POINTS = (1, 99), 2.0, 1000
 
 
 @dataclass(frozen=True)
@@ -126,17 +126,20 @@ def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -
 
 def _y_limits(visible: Sequence[_Visible], window: PlotWindow) -> tuple[float, float] | None:
     """Return the limits of the points in the window without outliers; None without points."""
-    ys = np.concatenate([np.zeros(0), *(part.shown.y for part in visible)])
-    ys = ys[np.isfinite(ys)]
-    if not ys.size:
+    ends = [limit for part in visible for limit in part.shown.y_limits() or ()]
+    if not ends:
         return None
-    if not window.whole:
-        # Half of each: the difference of huge values overflows.
-        scaled = np.log10(ys) if window.log else ys / 2
-        low, high = np.percentile(scaled, PERCENTILES)
-        if scaled.max() - scaled.min() > MAX_STRETCH * (high - low) > 0:
-            ys = ys[(scaled >= low) & (scaled <= high)]
-    return float(ys.min()), float(ys.max())
+    limits = min(ends), max(ends)
+    if window.whole:
+        return limits
+    sample = np.concatenate([part.shown.y[:: len(part.shown.y) // SAMPLED_POINTS + 1] for part in visible])
+    ys = np.concatenate([limits, sample[np.isfinite(sample)]])
+    # Half of each: the difference of huge values overflows.
+    scaled = np.log10(ys) if window.log else ys / 2
+    first, last = np.percentile(scaled, PERCENTILES)
+    if not scaled[1] - scaled[0] > MAX_STRETCH * (last - first) > 0:
+        return limits
+    return (10.0**first, 10.0**last) if window.log else (2 * first, 2 * last)
 
 
 def _pad_limits(low: float, high: float, log: bool) -> tuple[float, float]:
@@ -209,10 +212,8 @@ def _draw(
     for row, pieces in enumerate(canvas.rows()):
         label = labels.get(row, "").rjust(left - 1) + ("┤" if row in labels else "│")
         drawn_rows.append([(label, MUTED), *pieces])
-    off_scale = (
-        sum(bool((part.shown.y > y_limits[1]).any()) for part in visible),
-        sum(bool((part.shown.y < y_limits[0]).any()) for part in visible),
-    )
+    ranges = [part.shown.y_limits() or y_limits for part in visible]
+    off_scale = sum(high > y_limits[1] for _, high in ranges), sum(low < y_limits[0] for low, _ in ranges)
     rows_of_axis = _x_axis(window, left, width, axis_lines)
     return Plot([*drawn_rows, *rows_of_axis], left, width - left, axis_lines, off_scale)
 

@@ -42,6 +42,8 @@ STRANGE = {
     "zero": [0.0, 0.0],
     "negative": [-3.0, -1.0],
     "huge and tiny": [1e300, 1e-300],
+    "NaN at every other place": [math.nan, 1.0] * 3000,
+    "huge": [1.7e308, -1.7e308] * 500,
     "NaN at the ends": [math.nan, 1.0, 2.0, math.nan],
 }
 
