@@ -194,10 +194,10 @@ def test_launch_run_uses_systemd_scope_or_warns_about_logout(tmp_path: Path, mon
 def test_tui_screens_never_load_torch(gputrain: Gputrain) -> None:
     terminal = Terminal(gputrain, SCREEN, "--demo")
     terminal.wait_for("digits-3")
-    terminal.wait_for("next panel")
+    terminal.wait_for("open GPU")
     for keys, text in (
         # Words that are drawn once the screen takes keys.
-        ("\t\t\r", "checkpoint"),
+        ("\t\t\r", "pause"),
         ("\x1b", "open run"),
         ("n", "ready to start"),
         ("\x1b", "open run"),
