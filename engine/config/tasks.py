@@ -23,13 +23,21 @@ CLASS_METRICS = ("macro_f1", "macro_precision", "macro_recall", "balanced_accura
 class TaskFacts:
     """A task: its `losses`, of which the first is the default, and the `metrics` of its evaluation beside the loss.
 
-    `monitor` is the metric that selects the best epoch by default. `refused` maps keys that cannot be set to the
-    reason, and `unused` are keys without effect.
+    `monitor` is the metric that selects the best epoch by default. `model` is what a model is called, `outputs` its
+    outputs, `predicted` those that an image gets, `value` the number of each, and `per_output` its metric. `ranked`
+    says whether an image gets one, the most probable. `refused` maps keys that cannot be set to the reason, and
+    `unused` are keys without effect.
     """
 
     losses: tuple[str, ...]
     metrics: Mapping[str, Mode]
     monitor: str
+    model: str
+    outputs: str
+    predicted: str
+    value: str
+    per_output: str
+    ranked: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
@@ -39,6 +47,12 @@ TASK_FACTS: Mapping[TaskName, TaskFacts] = {
         losses=("cross_entropy", "mse", "bce", "focal"),
         metrics={"accuracy": "max", "top5": "max", **dict.fromkeys(CLASS_METRICS, "max")},
         monitor="accuracy",
+        model="Image classifier",
+        outputs="classes",
+        predicted="class",
+        value="probability",
+        per_output="accuracy",
+        ranked=True,
         unused=("loss.focal_alpha",),
     ),
     "multilabel": TaskFacts(
@@ -46,6 +60,11 @@ TASK_FACTS: Mapping[TaskName, TaskFacts] = {
         metrics={"mAP": "max", "macro_f1": "max", "micro_f1": "max"},
         monitor="mAP",
         refused={"data.sampler": "balanced needs one class for each image, which task multilabel does not have"},
+        model="Multi-label image classifier",
+        outputs="labels",
+        predicted="labels",
+        value="probability",
+        per_output="AP",
         unused=("loss.label_smoothing",),
     ),
     "regression": TaskFacts(
@@ -56,6 +75,11 @@ TASK_FACTS: Mapping[TaskName, TaskFacts] = {
             "augment.cutmix": "has no meaning for the numbers of task regression; use augment.mixup",
             "data.sampler": "balanced needs one class for each image, which task regression does not have",
         },
+        model="Image regression model",
+        outputs="numbers",
+        predicted="numbers",
+        value="value",
+        per_output="mae",
         unused=("loss.label_smoothing", "loss.class_weights"),
     ),
 }

@@ -15,12 +15,13 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from engine.inference.export_program import INPUT_NAME, MODEL_FILES, OUTPUT_NAME, write_model_file
+from engine.inference.export_program import INPUT_NAME, MODEL_FILES, output_name, write_model_file
 from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
 from engine.inference.model_card import model_card
 from engine.inference.model_json import (
     Architecture,
     ExportedFile,
+    ExportedTask,
     ExportFormat,
     InputImage,
     ModelDescription,
@@ -36,6 +37,8 @@ from engine.inference.trained_model import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
+from engine.training.tasks.base import Task
+from engine.training.tasks.table import build_task
 from engine.utils.codec import InvalidRecordError, read_record, replace, write_record
 from engine.utils.errors import UsageError
 from engine.utils.files import fsync_folder, replace_file
@@ -79,7 +82,8 @@ def export_model(
     proof_config(checkpoint, options.overrides)
     file_name = MODEL_FILES[options.file_format]
     history = run.history()
-    description = describe_model(checkpoint, run, history)
+    task = build_task(checkpoint.config, checkpoint.classes, torch.device("cpu"), state=checkpoint.task_state)
+    description = describe_model(checkpoint, run, history, task)
     try:
         files = _kept_files(folder, description, file_name, force=options.force)
         # Building the model checks that the weights match it before anything is written.
@@ -89,7 +93,7 @@ def export_model(
             staging = Path(created)
             proof, files[file_name] = _write_files(trained, staging, description, options)
             description = replace(description, files=files)
-            card = model_card(checkpoint, description, proof, file_name)
+            card = model_card(checkpoint, description, proof, file_name, task)
             replace_file(staging / CARD_FILE, lambda file: file.write(card.encode()), durable=True)
             write_record(staging / DESCRIPTION_FILE, description)
             names = (file_name, SCRIPT_FILE, DESCRIPTION_FILE, CARD_FILE)
@@ -126,7 +130,9 @@ def _write_files(
             shape=("batch", image.channels, image.size, image.size),
         ),
         output=TensorDescription(
-            name=OUTPUT_NAME if is_program else "logits", dtype="float32", shape=("batch", len(description.classes))
+            name=output_name(description) if is_program else "logits",
+            dtype="float32",
+            shape=("batch", len(description.classes)),
         ),
         sha256=digest,
         proof=proof.to_record(),
@@ -154,7 +160,7 @@ def _kept_files(folder: Path, description: ModelDescription, file_name: str, *, 
     return {name: file for name, file in previous.files.items() if name in existing and name != file_name}
 
 
-def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: History) -> ModelDescription:
+def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: History, task: Task) -> ModelDescription:
     """Return what model.json says about the model, without its files."""
     model, images = checkpoint.config.model, checkpoint.image_format
     epoch = find_epoch(checkpoint, history)
@@ -166,13 +172,17 @@ def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: Histo
         step=checkpoint.step,
         epoch=None if epoch is None else epoch.epoch,
         val_accuracy=None if scores is None else scores.accuracy,
+        val_metrics={} if scores is None else scores.metrics,
         ema=checkpoint.ema,
         weights_sha256=hash_weights(checkpoint.weights),
         model=Architecture(source=model.source, name=model.name, options=model.options),
         classes=tuple(checkpoint.classes),
         image=InputImage(size=images.val_size, channels=images.channels, mean=images.mean, std=images.std),
         tta=checkpoint.config.eval.tta,
-        output="sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
+        task=ExportedTask(
+            name=checkpoint.config.task.name, **{key: tuple(numbers) for key, numbers in task.state.items()}
+        ),
+        output=task.activation,
     )
 
 

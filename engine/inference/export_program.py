@@ -1,7 +1,7 @@
 """Write the file of an exported model: safetensors, a torch.export program or ONNX; and load it again to run it.
 
-The programs contain the normalization, the network and the softmax or sigmoid, and take uint8 images. safetensors files
-contain the weights alone. `engine.inference.export` writes, `engine.inference.export_proof` loads and runs.
+The programs contain the normalization, the network and what follows from its logits, and take uint8 images. safetensors
+files contain the weights alone. `engine.inference.export` writes, `engine.inference.export_proof` loads and runs.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ MODEL_FILES: dict[ExportFormat, str] = {
 ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 # A protobuf message is limited to 2 GiB; the rest of the graph takes a few MB.
 MAX_ONNX_WEIGHT_BYTES = (1 << 31) - (1 << 26)
-INPUT_NAME, OUTPUT_NAME, BATCH_NAME = "images", "probabilities", "batch"
+INPUT_NAME, BATCH_NAME = "images", "batch"
 # What a program says about itself, each as JSON: the keys of model.json.
-METADATA = ("classes", "run")
+METADATA = ("classes", "run", "task")
 FORMAT_KEY = "--format"
 SAFETENSORS_ADVICE = "use --format safetensors"
 # A batch of one could be specialized: torch.export treats sizes 0 and 1 as constants.
 EXAMPLE_BATCH = 2
 
-# Maps uint8 images, N x C x H x W, to probabilities, N x classes, float32.
+# Maps uint8 images, N x C x H x W, to probabilities or numbers, N x classes, float32.
 Predict = Callable[[Images], NDArray[np.float32]]
 
 
 class ExportedNetwork(nn.Module):
-    """Maps uint8 images, N x C x H x W, to probabilities, N x classes, float32, as model.json describes it."""
+    """Maps uint8 images, N x C x H x W, to probabilities or numbers, N x classes, float32, as model.json says."""
 
     def __init__(self, network: nn.Module, description: ModelDescription) -> None:
         super().__init__()
@@ -67,10 +67,22 @@ class ExportedNetwork(nn.Module):
         self.std: Tensor
         for name, values in (("mean", description.image.mean), ("std", description.image.std)):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
+        self.scale: Tensor
+        self.offset: Tensor
+        if self.output == "unscale":
+            for name, values in (("scale", description.task.std), ("offset", description.task.mean)):
+                self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
 
     def forward(self, images: Tensor) -> Tensor:
         logits = augmented_logits(self.network, normalize(images, self.mean, self.std), self.evaluation).float()
+        if self.output == "unscale":
+            return logits * self.scale + self.offset
         return logits.sigmoid() if self.output == "sigmoid" else logits.softmax(1)
+
+
+def output_name(description: ModelDescription) -> str:
+    """Return the name of the output of a program."""
+    return "numbers" if description.output == "unscale" else "probabilities"
 
 
 def require_libraries(file_format: ExportFormat) -> None:
@@ -92,7 +104,7 @@ def write_model_file(
         from safetensors.torch import save
 
         weights = standalone_state_dict(trained.model.state_dict())
-        content = save(weights, {"format": "pt", "classes": metadata["classes"]})
+        content = save(weights, {"format": "pt", "classes": metadata["classes"], "task": metadata["task"]})
         replace_file(path, lambda file: file.write(content), durable=True)
         return
     program = _trace(trained, description)
@@ -101,7 +113,7 @@ def write_model_file(
             files = {f"{name}.json": text for name, text in metadata.items()}
             replace_file(path, lambda file: torch.export.save(program, file, extra_files=files), durable=True)
     else:
-        content = _to_onnx(program, trained, metadata)
+        content = _to_onnx(program, trained, output_name(description), metadata)
         replace_file(path, lambda file: file.write(content), durable=True)
 
 
@@ -136,7 +148,7 @@ def _trace(trained: TrainedModel, description: ModelDescription) -> ExportedProg
     return traced
 
 
-def _to_onnx(program: ExportedProgram, trained: TrainedModel, metadata: Mapping[str, str]) -> bytes:
+def _to_onnx(program: ExportedProgram, trained: TrainedModel, output: str, metadata: Mapping[str, str]) -> bytes:
     """Return a traced program as ONNX. Raises UsageError."""
     size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
     if size > MAX_ONNX_WEIGHT_BYTES:
@@ -149,7 +161,7 @@ def _to_onnx(program: ExportedProgram, trained: TrainedModel, metadata: Mapping[
                 (),
                 dynamo=True,
                 input_names=[INPUT_NAME],
-                output_names=[OUTPUT_NAME],
+                output_names=[output],
                 verbose=False,
             )
             model = exported.model_proto
@@ -230,7 +242,7 @@ def _load_onnx(path: Path) -> tuple[Predict, Sequence[str]]:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def predict(images: Images) -> NDArray[np.float32]:
-        probabilities: NDArray[np.float32] = session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
+        probabilities: NDArray[np.float32] = session.run(None, {INPUT_NAME: images})[0]
         return probabilities
 
     return predict, decode(session.get_modelmeta().custom_metadata_map["classes"], list[str])

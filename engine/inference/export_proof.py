@@ -1,4 +1,4 @@
-"""Proof of an export: run the written file on validation images, and compare its classes with `gputrain predict`.
+"""Proof of an export: run the written file on validation images, and compare its predictions with `gputrain predict`.
 
 Called by `engine.inference.export`. Image files go through the text of preprocess.py, so that it is proved too.
 """
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.config.schema import Config
+from engine.config.tasks import TaskFacts, task_facts
 from engine.data.augment.batch_ops import convert_to_format
 from engine.data.sources.base import EncodedSource, Images, ImageSource, UnreadableImageError
 from engine.data.sources.image import read_image
@@ -25,14 +26,13 @@ from engine.inference.export_program import load_export
 from engine.inference.model_json import ModelDescription, StoredProof
 from engine.inference.preprocess_script import load_function
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
+from engine.training.tasks.base import Task
 from engine.utils.codec import finite, read_record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 
 DEFAULT_IMAGES = 512
 BATCH_SIZE = 32
-# Two classes that are closer than this can change places by the rounding of another library.
-TIE_MARGIN = 1e-4
 # An evaluation may change them, but an export is preprocessed as the run evaluates.
 PREPROCESSING_KEYS = ("data.val_resize", "data.val_crop", "data.fit", "data.interpolation")
 
@@ -41,11 +41,13 @@ PREPROCESSING_KEYS = ("data.val_resize", "data.val_crop", "data.fit", "data.inte
 class Proof:
     """How an exported file agrees with `gputrain predict` on validation images.
 
-    `same_class` are the images that get the same class, or one that is as likely, `changes` says of each other one what
-    it gets. `max_difference` is the greatest difference of a probability. `not_proved` says why no images were
+    `same_class` are the images that get the same class, or one that is as likely, and with other tasks the same labels
+    or numbers. `changes` says of each other one what it gets. `max_difference` is the greatest difference of a
+    probability or number, `task` what is known of the task. `not_proved` says why no images were
     compared, and `fault` why the file cannot be used.
     """
 
+    task: TaskFacts
     images: int = 0
     same_class: int = 0
     max_difference: float = 0.0
@@ -66,10 +68,10 @@ class Proof:
             return f"{file_name} was not compared with `gputrain predict`: {self.not_proved}."
         text = (
             f"{file_name} was compared with `gputrain predict` on {pluralize(self.images, 'validation image')}: "
-            f"{self.same_class} of {self.images} get the same class, and a probability differs by at most "
-            f"{self.max_difference:.2g}."
+            f"{self.same_class} of {self.images} get the same {self.task.predicted}, "
+            f"and a {self.task.value} differs by at most {self.max_difference:.2g}."
         )
-        return f"{text} Another class has {self.changes[0]}." if self.changes else text
+        return f"{text} Another prediction is {self.changes[0]}." if self.changes else text
 
     def to_record(self) -> StoredProof:
         """Return the proof as it is in model.json."""
@@ -89,7 +91,7 @@ def prove_export(
     `overrides` are `data.key=value` as for an evaluation, `max_images` is the number of validation images. Raises
     UsageError for invalid overrides; data that cannot be read is a reason in the result.
     """
-    checkpoint, proof = trained.checkpoint, Proof()
+    checkpoint, proof = trained.checkpoint, Proof(task_facts(trained.checkpoint.config))
     config, trust = proof_config(checkpoint, overrides), evaluation_trust(checkpoint, overrides)
     if max_images == 0:
         proof.not_proved = Problem("", "no images were requested", code="not-proved")
@@ -113,7 +115,7 @@ def prove_export(
             actual = predict(np.stack([pixels for _, pixels in batch]))
             proof.max_difference = max(proof.max_difference, float(np.abs(expected - actual).max()))
             for wanted, found in zip(expected, actual, strict=True):
-                _compare(proof, wanted, found, checkpoint.classes, classes)
+                _compare(proof, trained.task, wanted, found, classes)
             batch = list(islice(images, BATCH_SIZE))
     except UsageError:
         raise
@@ -161,15 +163,14 @@ def _validation_images(
 
 def _compare(
     proof: Proof,
+    task: Task,
     wanted: NDArray[np.float32],
     found: NDArray[np.float32],
-    classes: Sequence[str],
-    exported: Sequence[str],
+    names: Sequence[str],
 ) -> None:
-    """Add the probabilities of an image, as `gputrain predict` and as the exported file give them."""
+    """Add the outputs of an image, as `gputrain predict` and as the exported file with these names give them."""
     proof.images += 1
-    best, other = int(wanted.argmax()), int(found.argmax())
-    if classes[best] == exported[other] or wanted[best] - wanted[other] <= TIE_MARGIN:
+    if tuple(names) == task.classes and task.agrees(wanted, found):
         proof.same_class += 1
     else:
-        proof.changes.append(f"{exported[other]} ({found[other]:.4f}) instead of {classes[best]} ({wanted[best]:.4f})")
+        proof.changes.append(f"{task.describe(found, names)} instead of {task.describe(wanted, task.classes)}")

@@ -8,13 +8,16 @@ which neither HTML nor Markdown has a meaning.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+from engine.config.tasks import task_facts
 from engine.inference.export_program import INPUT_NAME
 from engine.inference.export_proof import Proof
 from engine.inference.model_json import ExportFormat, ModelDescription
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.models.catalog import resolve_model_source
 from engine.models.factory import timm_img_size_kwargs, torchvision_kwargs
+from engine.training.tasks.base import Activation, Task
 from engine.utils.text import printable
 
 MAX_VALUE_CHARACTERS = 200
@@ -25,20 +28,17 @@ from preprocess import load
 
 session = onnxruntime.InferenceSession("{file}")
 classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-[probabilities] = session.run(None, {{"{input}": numpy.stack([load("photo.jpg")])}})
-for index in probabilities[0].argsort()[::-1][:5]:
-    print(f"{{probabilities[0][index]:.4f}}  {{classes[index]}}")
+task = json.loads(session.get_modelmeta().custom_metadata_map["task"])
+outputs = session.run(None, {{"{input}": numpy.stack([load("photo.jpg")])}})[0][0]
 """
 _TORCH_EXPORT = """\
 import json, torch
 from preprocess import load
 
-files = {{"classes.json": ""}}
+files = {{"classes.json": "", "task.json": ""}}
 model = torch.export.load("{file}", extra_files=files).module()
-classes = json.loads(files["classes.json"])
-probabilities = model(torch.from_numpy(load("photo.jpg"))[None])[0]
-for index in probabilities.argsort(descending=True)[:5]:
-    print(f"{{probabilities[index]:.4f}}  {{classes[index]}}")
+classes, task = json.loads(files["classes.json"]), json.loads(files["task.json"])
+outputs = model(torch.from_numpy(load("photo.jpg"))[None])[0].numpy()
 """
 _SAFETENSORS = """\
 import json, torch{imports}
@@ -46,6 +46,7 @@ from preprocess import load
 from safetensors.torch import load_file
 
 info = json.load(open("model.json"))
+classes, task = info["classes"], info["task"]
 model = {build}
 model.load_state_dict(load_file("{file}"))
 model.eval()
@@ -53,21 +54,27 @@ mean, std = (torch.tensor(info["image"][name]).view(-1, 1, 1) for name in ("mean
 with torch.inference_mode():
     image = ((torch.from_numpy(load("photo.jpg")) / 255 - mean) / std)[None]
     logits = {logits}
-probabilities = logits.{activation}
-for index in probabilities.argsort(descending=True)[:5]:
-    print(f"{{probabilities[index]:.4f}}  {{info['classes'][index]}}")
+outputs = {activation}
 """
+_ACTIVATIONS: Mapping[Activation, str] = {
+    "softmax": "logits.softmax(0).numpy()",
+    "sigmoid": "logits.sigmoid().numpy()",
+    "unscale": 'logits.numpy() * task["std"] + task["mean"]',
+}
 _GPUTRAIN_BUILD = 'build_model(validate_config({{"model": info["model"]}}), {channels}, {classes}, {size})'
 _GPUTRAIN_IMPORTS = "\nfrom engine.config.loader import validate_config\nfrom engine.models.factory import build_model"
 
 
-def model_card(checkpoint: TrainedCheckpoint, description: ModelDescription, proof: Proof, file_name: str) -> str:
+def model_card(
+    checkpoint: TrainedCheckpoint, description: ModelDescription, proof: Proof, file_name: str, task: Task
+) -> str:
     """Return the README.md of an export. `description` is the content of its model.json with the written file."""
-    packages, lines = loading_code(checkpoint, file_name, description.files[file_name].format)
-    model, classes = code(checkpoint.config.model.name), len(checkpoint.classes)
+    packages, lines = loading_code(checkpoint, file_name, description.files[file_name].format, task)
+    model, facts, count = code(checkpoint.config.model.name), task_facts(checkpoint.config), len(checkpoint.classes)
     return (
-        f"# {code(description.run)}\n\nImage classifier with {classes} classes: {model}, trained with gputrain. "
-        f"`model.json` has its classes, its input, its accuracy and where it comes from.\n\n## Use\n\n"
+        f"# {code(description.run)}\n\n{facts.model} with {count} {facts.outputs}: {model}, trained with gputrain. "
+        f"`model.json` has its {facts.outputs}, its input, its {facts.per_output} and where it comes from."
+        "\n\n## Use\n\n"
         f"In the folder of {code(file_name)} and `preprocess.py`, with `pip install {packages}`:\n\n"
         f"```python\n{lines}```\n\n## Agreement\n\n{code(proof.describe(file_name))}\n"
     )
@@ -84,18 +91,20 @@ def code(value: str) -> str:
     return f"{fence}{text}{fence}"
 
 
-def loading_code(checkpoint: TrainedCheckpoint, file_name: str, file_format: ExportFormat) -> tuple[str, str]:
-    """Return the packages to install, and code that prints the most likely classes of `photo.jpg`."""
+def loading_code(
+    checkpoint: TrainedCheckpoint, file_name: str, file_format: ExportFormat, task: Task
+) -> tuple[str, str]:
+    """Return the packages to install, and code that prints the prediction for `photo.jpg`."""
     if file_format == "onnx":
-        return "onnxruntime pillow numpy", _ONNX.format(file=file_name, input=INPUT_NAME)
+        return "onnxruntime pillow numpy", _ONNX.format(file=file_name, input=INPUT_NAME) + task.example
     if file_format == "torch-export":
-        return "torch pillow numpy", _TORCH_EXPORT.format(file=file_name)
+        return "torch pillow numpy", _TORCH_EXPORT.format(file=file_name) + task.example
     package, imports, build = _architecture(checkpoint)
-    activation = "sigmoid()" if checkpoint.config.loss.name == "bce" else "softmax(0)"
+    activation = _ACTIVATIONS[task.activation]
     average = checkpoint.config.eval.tta == "flip"
     logits = "(model(image)[0] + model(image.flip(-1))[0]) / 2" if average else "model(image)[0]"
     text = _SAFETENSORS.format(file=file_name, imports=imports, build=build, logits=logits, activation=activation)
-    return f"torch safetensors pillow numpy {package}", text
+    return f"torch safetensors pillow numpy {package}", text + task.example
 
 
 def _architecture(checkpoint: TrainedCheckpoint) -> tuple[str, str, str]:

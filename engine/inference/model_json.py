@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from engine.config.task_section import TaskName
 from engine.utils.codec import ENTRIES, Count, FileRecord, Finite, Meta, Number, Record, field
 
 ExportFormat = Literal["safetensors", "torch-export", "onnx"]
@@ -57,10 +58,23 @@ class ExportedFile(Record, frozen=True, kw_only=True):
     proof: StoredProof
 
 
+class ExportedTask(Record, frozen=True, kw_only=True):
+    """The task, with the `thresholds` from which on labels are predicted, or `mean` and `std` of its numbers.
+
+    Each has one number for each of the classes, or none. A number is a logit x std + mean.
+    """
+
+    name: TaskName = "classification"
+    thresholds: tuple[Number, ...] = ()
+    mean: tuple[Number, ...] = ()
+    std: tuple[Number, ...] = ()
+
+
 class ModelDescription(FileRecord, frozen=True, kw_only=True):
     """Content of model.json.
 
-    `epoch` is null for a checkpoint within an epoch, `val_accuracy` if it is not known.
+    `epoch` is null for a checkpoint within an epoch, `val_accuracy` if it is not known. `val_metrics` are others of the
+    validation. `classes` are the names of classes, labels or numbers, and `output` is how they follow from the logits.
     """
 
     gputrain: str
@@ -69,11 +83,13 @@ class ModelDescription(FileRecord, frozen=True, kw_only=True):
     step: Count
     epoch: Count | None
     val_accuracy: Share | None
+    val_metrics: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
     ema: bool
     weights_sha256: str
     model: Architecture
     classes: Annotated[tuple[str, ...], ENTRIES]
     image: InputImage
     tta: Literal["none", "flip"]
-    output: Literal["softmax", "sigmoid"]
+    task: ExportedTask = field(default_factory=ExportedTask)
+    output: Literal["softmax", "sigmoid", "unscale"]
     files: Annotated[dict[str, ExportedFile], ENTRIES] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Classification of image files with a trained model. Called by `gputrain predict`."""
+"""Predictions for image files with a trained model. Called by `gputrain predict`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Top-k classes of an image with their probabilities, most likely first, or the error if it could not be read.
+    """What an image gets, as names with their values, or the error if it could not be read: the top-k classes or the
+    labels with their probabilities, most likely first, or all numbers.
 
     The reason of the error follows the path of the file in a sentence."""
 
@@ -51,16 +52,17 @@ def find_input_files(paths: Sequence[Path]) -> Iterator[InputFile]:
 
 
 def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iterator[Prediction]:
-    """Classify image files in batches of BATCH_SIZE. Yields one prediction per file, in order."""
+    """Predict image files in batches of BATCH_SIZE. Yields one prediction per file, in order."""
     image_format, names = model.checkpoint.image_format, model.checkpoint.classes
     for batch in read_batches(files, image_format):
         images = [result for _, result in batch if not isinstance(result, Problem)]
-        predictions = iter(_top_k_classes(model, images, top_k) if images else ())
+        outputs = model.probabilities(torch.from_numpy(np.stack(images))) if images else None
+        predictions = iter(() if outputs is None else model.task.predict(outputs, top_k))
         for file, result in batch:
             if isinstance(result, Problem):
                 yield Prediction(file, error=result)
             else:
-                yield Prediction(file, tuple((names[index], probability) for index, probability in next(predictions)))
+                yield Prediction(file, tuple((names[index], value) for index, value in next(predictions)))
 
 
 def read_batches(
@@ -87,13 +89,3 @@ def read_image_or_error(path: Path, image_format: ImageFormat) -> Images | Probl
         if isinstance(cause, UnusableImageError):
             return Problem("", f"is {cause}", code=cause.code)
         return Problem("", f"cannot be read: {getattr(cause, 'strerror', None) or cause}", code="bad-image")
-
-
-def _top_k_classes(model: TrainedModel, images: Sequence[Images], top_k: int) -> list[list[tuple[int, float]]]:
-    """Return the indices and probabilities of the top-k classes of each image, most likely first."""
-    probabilities = model.probabilities(torch.from_numpy(np.stack(images)))
-    best = probabilities.topk(min(top_k, probabilities.shape[1]), 1)
-    return [
-        list(zip(indices, values, strict=True))
-        for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""`gputrain predict`: the classes of images."""
+"""`gputrain predict`: the classes, labels or numbers of images."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def predict(
 ) -> None:
     """Classify images with a trained model.
 
-    Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
-    images of the run. With -o FILE.csv, each image is a line: path, class, probability, and the same of the next
-    classes; FILE.json is what --json prints.
+    Prints the most probable classes of each image with their probabilities; with task multilabel the labels that reach
+    their thresholds, with regression the numbers. Images are preprocessed like the validation images of the run. With
+    -o FILE.csv, each image is a line: path, class, probability, and the same of the next classes, or a column for each
+    label or number; FILE.json is what --json prints.
 
     Files in folders that are not images are skipped with a message; JSON lists them in `skipped`.
     """
@@ -112,9 +113,9 @@ def classify(
     if as_json or (target is not None and target.suffix.casefold() == ".json"):
         texts = json_texts(predictions, failed, folder, trained.checkpoint)
     elif target is not None:
-        texts = csv_texts(predictions, min(top, len(trained.checkpoint.classes)))
+        texts = csv_texts(predictions, trained.checkpoint, top)
     else:
-        texts = table_texts(predictions, files, trained.checkpoint.classes)
+        texts = table_texts(predictions, files, trained.checkpoint)
     if target is None:
         for text in texts:
             typer.echo(text, nl=False)
@@ -155,28 +156,40 @@ def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction])
         typer.echo(f"{prefix}: {printable(f'{prediction.file.path} {prediction.error}')}", err=True)
 
 
-def table_texts(predictions: Iterator[Prediction], files: Sequence[InputFile], classes: Sequence[str]) -> Iterator[str]:
+def table_texts(
+    predictions: Iterator[Prediction], files: Sequence[InputFile], checkpoint: TrainedCheckpoint
+) -> Iterator[str]:
     """Yield a line for each prediction."""
+    from engine.config.tasks import task_facts
 
+    classes = checkpoint.classes if task_facts(checkpoint.config).ranked else None
     table = prediction_table([str(file.path) for file in files], classes)
     for prediction in predictions:
         yield f"{prediction_line(table, prediction)}\n"
 
 
-def csv_texts(predictions: Iterator[Prediction], top: int) -> Iterator[str]:
-    """Yield a line of names, and a line for each prediction, with its `top` classes."""
+def csv_texts(predictions: Iterator[Prediction], checkpoint: TrainedCheckpoint, top: int) -> Iterator[str]:
+    """Yield a line of names, and a line for each prediction, with its `top` classes or a column for each output."""
     import csv
     from io import StringIO
+
+    from engine.config.tasks import task_facts
 
     def line(cells: Sequence[object]) -> str:
         text = StringIO()
         csv.writer(text, lineterminator="\n").writerow(cells)
         return text.getvalue()
 
-    more = (f"{name}_{number}" for number in range(2, top + 1) for name in ("class", "probability"))
-    yield line(["path", "class", "probability", *more])
+    facts, names = task_facts(checkpoint.config), checkpoint.classes
+    more = (f"{name}_{number}" for number in range(2, min(top, len(names)) + 1) for name in ("class", "probability"))
+    yield line(["path", *(["class", "probability", *more] if facts.ranked else names)])
     for prediction in predictions:
-        yield line([prediction.file.path, *(cell for pair in prediction.classes for cell in pair)])
+        if facts.ranked:
+            cells: list[object] = [cell for pair in prediction.classes for cell in pair]
+        else:
+            values = dict(prediction.classes)
+            cells = [values.get(name, "") for name in names]
+        yield line([prediction.file.path, *cells])
 
 
 def json_texts(
@@ -186,14 +199,16 @@ def json_texts(
 
     `failed` has the files that could not be read once all predictions have arrived.
     """
+    from engine.config.tasks import task_facts
     from engine.utils.codec import encode
 
+    facts = task_facts(checkpoint.config)
     header = json_line({"run": run.name, "checkpoint": str(checkpoint.path)})
     yield f'{header[:-1]}, "images": ['
     separator = "\n"
     for prediction in predictions:
-        classes = [{"name": name, "probability": probability} for name, probability in prediction.classes]
-        yield separator + encode({"path": str(prediction.file.path), "classes": classes}).decode()
+        named = [{"name": name, facts.value: value} for name, value in prediction.classes]
+        yield separator + encode({"path": str(prediction.file.path), facts.outputs: named}).decode()
         separator = ",\n"
     skipped = [
         encode({"path": str(file.file.path), "reason": error.message, "code": error.code}).decode()
@@ -204,28 +219,35 @@ def json_texts(
     yield f'\n], "skipped": [{lines}\n]}}\n'
 
 
-def prediction_table(paths: Iterable[str], classes: Sequence[str]) -> FittedTable[Prediction]:
-    """Return the table for images of these paths, which are not shortened.
+def prediction_table(paths: Iterable[str], classes: Sequence[str] | None) -> FittedTable[Prediction]:
+    """Return the table for images of these paths, which are not shortened. Without classes, it shows all values.
 
     The lines are printed one by one as the predictions arrive, so no prediction is measured.
     """
     columns: tuple[Column[Prediction], ...] = (
         Column("image", "", lambda row: str(row.file.path), width=_longest(paths)),
+        Column("values", "", lambda row: values_text(row.classes) or "(none)"),
+    )
+    if classes is None:
+        return fit(columns, [], NO_LIMIT)
+    columns = (
+        columns[0],
         Column("class", "", lambda row: row.classes[0][0], width=_longest(classes)),
         Column("probability", "", lambda row: format_score(row.classes[0][1]), width=len("0.1234")),
-        Column("others", "", runners_up),
+        Column("others", "", lambda row: values_text(row.classes[1:])),
     )
     return fit(columns, [], NO_LIMIT)
 
 
 def prediction_line(table: FittedTable[Prediction], prediction: Prediction) -> str:
     """Return the line of an image."""
-    return line_text(table.line(prediction, rest=("others", runners_up(prediction))))
+    last = table.columns[-1]
+    return line_text(table.line(prediction, rest=(last.key, last.cell(prediction))))
 
 
-def runners_up(prediction: Prediction) -> str:
-    """Return the other classes with their probability."""
-    return ", ".join(f"{name} {format_score(probability)}" for name, probability in prediction.classes[1:])
+def values_text(values: Iterable[tuple[str, float]]) -> str:
+    """Return names with their values."""
+    return ", ".join(f"{name} {format_score(value)}" for name, value in values)
 
 
 def _longest(texts: Iterable[str]) -> int:

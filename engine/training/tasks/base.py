@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 Outputs = tuple[Tensor, Tensor]
 """Predictions of `Task.activate` and targets of some images."""
 TaskState = dict[str, list[float]]
+Activation = Literal["softmax", "sigmoid", "unscale"]
+"""Logits to probabilities, or to numbers by their `mean` and `std`."""
+# Probabilities that are closer than this, and numbers in standard deviations, can differ by the rounding of a library.
+TIE_MARGIN = 1e-4
 
 
 class Task(ABC):
@@ -43,6 +47,10 @@ class Task(ABC):
     """Whether `score` needs the predictions of all images at once."""
     state_keys: tuple[str, ...] = ()
     """Keys of `state`: what a checkpoint keeps of the task beside the weights, numbers for each output."""
+    activation: Activation
+    """What an exported program computes of the logits, as `activate` does."""
+    example = ""
+    """Code of a model card that prints the prediction of an image, `outputs`, with `classes` and `task`."""
 
     def __init__(
         self,
@@ -96,6 +104,20 @@ class Task(ABC):
     def activate(self, logits: Tensor) -> Tensor:
         """Return the predictions of logits of any dtype: probabilities, or numbers in their own unit; N x outputs,
         float32."""
+
+    @abstractmethod
+    def predict(self, outputs: Tensor, top_k: int) -> list[list[tuple[int, float]]]:
+        """Return what each image gets of the outputs of `activate`: indices and values. A task that ranks its outputs
+        returns the `top_k` first."""
+
+    @abstractmethod
+    def agrees(self, wanted: NDArray[np.float32], found: NDArray[np.float32]) -> bool:
+        """Whether the outputs of another program for an image lead to the same prediction, up to rounding."""
+
+    def describe(self, outputs: NDArray[np.float32], names: Sequence[str]) -> str:
+        """Return the prediction of an image as text."""
+        [prediction] = self.predict(torch.from_numpy(outputs[None]), 1)
+        return ", ".join(f"{names[index]} ({value:.4f})" for index, value in prediction) or "nothing"
 
     @abstractmethod
     def example_targets(self, count: int) -> Tensor:

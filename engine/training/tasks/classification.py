@@ -15,11 +15,21 @@ from torch import Tensor
 
 from engine.data.sources.base import Labels
 from engine.training.metrics import ClassAccumulator
-from engine.training.tasks.base import Criterion, Task
+from engine.training.tasks.base import TIE_MARGIN, Activation, Criterion, Task
 
 
 class Classification(Task):
     """One class for each image."""
+
+    example = """\
+for index in outputs.argsort()[::-1][:5]:
+    print(f"{outputs[index]:.4f}  {classes[index]}")
+"""
+
+    @property
+    def activation(self) -> Activation:  # type: ignore[override]
+        """Softmax, or sigmoid with loss bce, whose probabilities do not sum to 1."""
+        return "sigmoid" if self.loss_name == "bce" else "softmax"
 
     def _named_loss(self) -> Criterion:
         loss, num_classes = self.config.loss, self.num_outputs
@@ -71,9 +81,19 @@ class Classification(Task):
         return None
 
     def activate(self, logits: Tensor) -> Tensor:
-        """Return probabilities: softmax, or sigmoid with loss bce, whose probabilities do not sum to 1."""
+        """Return the probability of each class."""
         logits = logits.float()
-        return logits.sigmoid() if self.loss_name == "bce" else logits.softmax(1)
+        return logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(1)
+
+    def predict(self, outputs: Tensor, top_k: int) -> list[list[tuple[int, float]]]:
+        """Return the most probable classes with their probabilities, most likely first."""
+        best = outputs.topk(min(top_k, outputs.shape[1]), 1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [list(zip(indices, values, strict=True)) for indices, values in pairs]
+
+    def agrees(self, wanted: NDArray[np.float32], found: NDArray[np.float32]) -> bool:
+        """Whether the class is the same, or one that is as likely."""
+        return bool(wanted.max() - wanted[found.argmax()] <= TIE_MARGIN)
 
     def example_targets(self, count: int) -> Tensor:
         """Return labels of all classes in turn."""

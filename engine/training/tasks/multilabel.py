@@ -11,11 +11,12 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config.training_sections import LossConfig
 from engine.training.metrics import Evaluation
-from engine.training.tasks.base import Criterion, Outputs, Task, TaskState
+from engine.training.tasks.base import TIE_MARGIN, Criterion, Outputs, Task, TaskState
 
 # Defaults of Ben-Baruch et al., "Asymmetric Loss For Multi-Label Classification", 2021, and of timm.
 ASL_GAMMA_POSITIVE, ASL_GAMMA_NEGATIVE, ASL_CLIP = 1.0, 4.0, 0.05
@@ -29,6 +30,12 @@ class Multilabel(Task):
     keeps_outputs = True
 
     state_keys = ("thresholds",)
+    activation = "sigmoid"
+    example = """\
+for name, probability, threshold in zip(classes, outputs, task["thresholds"]):
+    if probability >= threshold:
+        print(f"{probability:.4f}  {name}")
+"""
 
     def _initial_state(self) -> TaskState:
         return {"thresholds": [DEFAULT_THRESHOLD] * self.num_outputs}
@@ -57,6 +64,25 @@ class Multilabel(Task):
     def activate(self, logits: Tensor) -> Tensor:
         """Return the probability of each label."""
         return logits.float().sigmoid()
+
+    def predict(self, outputs: Tensor, top_k: int) -> list[list[tuple[int, float]]]:
+        """Return the labels from their thresholds on with their probabilities, most likely first."""
+        rows = outputs.cpu().numpy()
+        is_predicted = rows >= self.float_thresholds()
+        return [
+            sorted(((index, float(row[index])) for index in np.flatnonzero(chosen).tolist()), key=lambda pair: -pair[1])
+            for row, chosen in zip(rows, is_predicted, strict=True)
+        ]
+
+    def agrees(self, wanted: NDArray[np.float32], found: NDArray[np.float32]) -> bool:
+        """Whether the labels are the same, except for those as likely as their threshold."""
+        thresholds = self.float_thresholds()
+        is_tie = np.abs(wanted - thresholds) <= TIE_MARGIN
+        return bool((((wanted >= thresholds) == (found >= thresholds)) | is_tie).all())
+
+    def float_thresholds(self) -> NDArray[np.float32]:
+        """Return the thresholds in the float32 of the probabilities, as a program that is exported compares them."""
+        return np.array(self.state["thresholds"], np.float32)
 
     def example_targets(self, count: int) -> Tensor:
         """Return labels of which each image has every other one."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.data.sources.base import Labels
 from engine.training.metrics import Evaluation
-from engine.training.tasks.base import Criterion, Outputs, Task, TaskState
+from engine.training.tasks.base import TIE_MARGIN, Criterion, Outputs, Task, TaskState
 from engine.utils.errors import UsageError
 from engine.utils.text import list_names
 
@@ -30,6 +30,11 @@ class Regression(Task):
     keeps_outputs = True
 
     state_keys = ("mean", "std")
+    activation = "unscale"
+    example = """\
+for name, number in zip(classes, outputs):
+    print(f"{name}  {number:.6g}")
+"""
 
     def _initial_state(self) -> TaskState:
         """Return mean and standard deviation of the training images; of numbers that are all equal the latter is 1."""
@@ -61,6 +66,14 @@ class Regression(Task):
     def activate(self, logits: Tensor) -> Tensor:
         """Return the numbers in their own unit."""
         return logits.float() * self.std + self.mean
+
+    def predict(self, outputs: Tensor, top_k: int) -> list[list[tuple[int, float]]]:
+        """Return all numbers."""
+        return [list(enumerate(row)) for row in outputs.tolist()]
+
+    def agrees(self, wanted: NDArray[np.float32], found: NDArray[np.float32]) -> bool:
+        """Whether the numbers are the same."""
+        return bool((np.abs(wanted - found) <= TIE_MARGIN * np.array(self.state["std"])).all())
 
     def example_targets(self, count: int) -> Tensor:
         """Return numbers that differ between images, around the mean."""
