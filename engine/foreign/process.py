@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.foreign.folders import OWN_FILES, ForeignRun, FoundRuns, RunFinder, SearchLimits, merge_runs
 from engine.utils.process_table import TICKS_PER_SECOND, ProcessId, ProcessStat, children_by_parent, live_processes
+from engine.utils.redaction import redact, redact_argv
 from engine.utils.text import printable
 
 PROC = Path("/proc")
 MAX_PROCESSES = 500  # per tree
 MAX_OPEN_FILES = 4000  # per process
 MAX_COMMAND_CHARS = 400
-MAX_COMMAND_BYTES = 1 << 14
+MAX_WORDS_BYTES = 1 << 17  # of a command line or an environment
 # The folder of an open file may have the runs of a day, the working directory may be a home with millions of files.
 FILE_LIMITS = SearchLimits(depth=1, folders=200, runs=50)
 CWD_LIMITS = SearchLimits(depth=4, folders=1000, runs=200)
@@ -34,6 +38,11 @@ MAX_FOLDERS = 100
 MAX_PARENTS = 3
 SEARCH_SECONDS = 5.0
 LOG_ENDINGS = (".log", ".out", ".err", ".txt")
+# Variables that decide which GPUs, ranks, threads and packages a training uses, and where it logs.
+VARIABLES = frozenset({
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "VIRTUAL_ENV", "NVIDIA_VISIBLE_DEVICES",
+})  # fmt: skip
+VARIABLE_PREFIXES = ("CUDA_", "MASTER_", "CONDA_", "WANDB_", "NCCL_", "PYTORCH_", "SLURM_JOB_", "MLFLOW_", "HF_")
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,39 @@ class ProcessTree:
     logs: tuple[Path, ...] = ()
     folders: tuple[Path, ...] = ()
     is_hidden: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessDetails:
+    """How a process was started, without secrets: its command, and the variables of training and logging that it began
+    with. /proc shows `cwd` and `environment` only to its user and to root; to others they are None."""
+
+    command: str
+    cwd: str | None = None
+    environment: Mapping[str, str] | None = None
+
+
+def read_details(pid: int) -> ProcessDetails:
+    """Return how a process was started."""
+    command, cwd, environment = "", None, None
+    with suppress(OSError):
+        command = shlex.join(redact_argv(_words(pid, "cmdline")))
+    with suppress(OSError):
+        cwd = str((PROC / str(pid) / "cwd").readlink())
+    with suppress(OSError):
+        pairs = sorted(variable.split("=", 1) for variable in _words(pid, "environ") if "=" in variable)
+        environment = {
+            name: redact(name, value)
+            for name, value in pairs
+            if name in VARIABLES or name.startswith(VARIABLE_PREFIXES)
+        }
+    return ProcessDetails(command, cwd, environment)
+
+
+def _words(pid: int, name: str) -> list[str]:
+    """Return a file of a process whose words end with NUL. Raises OSError if /proc does not show it."""
+    with open(f"{PROC}/{pid}/{name}", "rb") as file:  # noqa: PTH123
+        return file.read(MAX_WORDS_BYTES).decode(errors="replace").rstrip("\0").split("\0")
 
 
 def read_tree(root: ProcessId) -> ProcessTree:
@@ -211,16 +253,20 @@ def started_at(process: ProcessId) -> float:
 
 
 def _describe(pid: int, status: ProcessStat, depth: int) -> HostProcess:
-    try:
-        with open(f"{PROC}/{pid}/cmdline", "rb") as file:  # noqa: PTH123
-            words = file.read(MAX_COMMAND_BYTES).decode(errors="replace").rstrip("\0").split("\0")
-    except OSError:
-        words = []
-    command = " ".join(words).strip() or f"[{status.name}]"
+    words = [""]
+    with suppress(OSError):
+        words = _words(pid, "cmdline")
+    command = _shown_command(tuple(words)) or f"[{status.name}]"
     return HostProcess(
         ProcessId(pid, status.start_ticks), status.parent, _user_of(pid), printable(command[:MAX_COMMAND_CHARS]),
         status.cpu_seconds, status.memory_bytes, depth,
     )  # fmt: skip
+
+
+# A tree of 500 processes is read each second.
+@lru_cache(maxsize=2 * MAX_PROCESSES)
+def _shown_command(words: tuple[str, ...]) -> str:
+    return " ".join(redact_argv(words)).strip()
 
 
 def _user_of(pid: int) -> str:

@@ -249,7 +249,7 @@ class LoadPlot:
         """Return the graph of `values` (percent of the limit), and a time axis of `seconds` that ends now."""
         graph = list(history_graph(values, self.rows))
         if self.label_width:
-            labels = {0: f"{limit:>3.3} ┤", self.rows - 1: "  0 ┤"}
+            labels = {0: f"{f'{limit:>3}':4.4}┤", self.rows - 1: "  0 ┤"}
             graph = [
                 Text.assemble((labels.get(row, "    │"), MUTED), line, no_wrap=True, end="")
                 for row, line in enumerate(graph)

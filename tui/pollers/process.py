@@ -13,7 +13,15 @@ from pathlib import Path
 from rich.text import Text
 
 from engine.foreign.folders import ForeignRun, FoundRuns
-from engine.foreign.process import ProcessId, ProcessTree, find_process_runs, read_tree, started_at
+from engine.foreign.process import (
+    ProcessDetails,
+    ProcessId,
+    ProcessTree,
+    find_process_runs,
+    read_details,
+    read_tree,
+    started_at,
+)
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.runs.claim import read_claim
 from engine.runs.folder import RunFolder
@@ -28,7 +36,8 @@ SEARCH_SECONDS, SEARCH_SHARE = 3.0, 0.05
 @dataclass(frozen=True)
 class ProcessReading:
     """What is known of a process. `tree` is the last one after it has ended. `cpu_percent` is that of each process by
-    its ID, of one core, since the reading before. `log` is the file that was written last, with its end."""
+    its ID, of one core, since the reading before. `log` is the file that was written last, with its end. `details` are
+    those of the root."""
 
     tree: ProcessTree
     ended_at: float | None = None
@@ -37,6 +46,7 @@ class ProcessReading:
     has_searched: bool = False
     log: Path | None = None
     log_lines: tuple[str, ...] = ()
+    details: ProcessDetails | None = None
 
     @property
     def total_cpu_percent(self) -> float | None:
@@ -47,6 +57,11 @@ class ProcessReading:
     def memory_bytes(self) -> int:
         """Resident memory of the whole tree. Pages that processes share count for each."""
         return sum(process.memory_bytes for process in self.tree.processes)
+
+    def loads(self, snapshot: Snapshot | None) -> dict[str, float | None]:
+        """Return what its processes use now: CPU in percent of one core, memory of the host and of GPUs in bytes."""
+        held = [use.gpu_memory.value for _, use in self.gpu_uses(snapshot) if use.gpu_memory.value is not None]
+        return {"cpu": self.total_cpu_percent, "memory": self.memory_bytes, "gpu_memory": sum(held) if held else None}
 
     def gpu_uses(self, snapshot: Snapshot | None) -> GpuUses:
         """Return what its processes use of the GPUs."""
@@ -115,7 +130,10 @@ class ProcessPoller(Poller):
             took = time.monotonic() - began
             self._next_search = time.monotonic() + max(SEARCH_SECONDS, took / SEARCH_SHARE)
         log, lines = _read_log(now.tree)
-        self.latest = replace(now, runs=runs, has_searched=has_searched, log=log, log_lines=lines)
+        details = before.details if before is not None else None
+        if now.ended_at is None:
+            details = read_details(self.root.pid)
+        self.latest = replace(now, runs=runs, has_searched=has_searched, log=log, log_lines=lines, details=details)
 
     def _search(self, tree: ProcessTree) -> FoundRuns:
         return FoundRuns(()) if tree.own_run is not None else find_process_runs(tree, started_at(self.root))
@@ -180,12 +198,3 @@ def gpu_uses(snapshot: Snapshot | None, pids: Collection[int]) -> list[tuple[Gpu
         for process in gpu.processes.value or ()
         if process.pid in pids
     ]
-
-
-def find_watched(pid: int, start_ticks: int) -> Path | ProcessId | None:
-    """Return what can be watched of a process: the folder of its run of gputrain, or itself if it writes other runs."""
-    process = ProcessId(pid, start_ticks)
-    tree = read_tree(process)
-    if tree.own_run is not None:
-        return tree.own_run
-    return process if find_process_runs(tree, started_at(process)).runs else None

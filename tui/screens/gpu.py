@@ -181,7 +181,7 @@ class GpuScreen(GpuProcessesScreen):
             return "unselect"
         process = self._selected_process()
         if key.action == "open" and process is not None and process.run is None:
-            return "watch"
+            return "open process"
         return super().title_of(key)
 
     def action_sideways(self, step: int) -> None:
@@ -205,14 +205,13 @@ class GpuScreen(GpuProcessesScreen):
         self._signaler.ask(self, self._selected_process())
 
     def action_open(self) -> None:
-        """Open the run of the process under the cursor."""
+        """Open the run of the process under the cursor, or the process itself."""
         process = self._selected_process()
-        nothing = "No process of a run is under the cursor"
         if process is None:
-            self.gputrain_app.show_toast(nothing)
+            self.gputrain_app.show_toast("No process is under the cursor")
             return
         if process.run is None:
-            self._signaler.watch(self, process.pid, nothing)
+            self._signaler.open(self, process.pid)
             return
         folder = self.gputrain_app.runs_dir / process.run
         if not folder.is_dir():

@@ -31,13 +31,13 @@ SIGNALS = (
     (signal.SIGCONT, "Continue after SIGSTOP"),
 )
 MAX_TITLE_LENGTH = 60
-LOOKING_SECONDS = 2.0
+SIMULATED = "Demo mode: this process is simulated"
 
 
 class ProcessSignaler:
     """Asks which signal to send to a process, and sends it if the PID has not been reused since it was shown.
 
-    Opens what such a process writes, too.
+    Opens the screen of such a process, too.
     """
 
     def __init__(self, app: AppServices) -> None:
@@ -56,7 +56,7 @@ class ProcessSignaler:
             self._app.show_toast("No process to send a signal to")
             return
         if self._app.demo_notice:
-            self._app.show_toast("Demo mode: this process is simulated")
+            self._app.show_toast(SIMULATED)
             return
         label = printable(f"{process.pid}  {process.user.value or '?'}  {process.command.value or '?'}")
         note = ""
@@ -90,28 +90,26 @@ class ProcessSignaler:
             return
         self._app.show_toast(f"{name} sent to process {pid}")
 
-    def watch(self, screen: Screen[Any], pid: int, nothing: str) -> None:
-        """Open the screen of a process if it writes runs, else say `nothing`. A thread looks for them."""
-        from tui.pollers.process import find_watched
+    def open(self, screen: Screen[Any], pid: int) -> None:
+        """Open the screen of a process, or that of its run of gputrain. A thread looks for the run."""
+        from engine.foreign.process import ProcessId, read_tree
 
         app, start_time = self._app, self._start_times.get(pid)
         if app.demo_notice:
-            app.show_toast(nothing)
+            app.show_toast(SIMULATED)
             return
         # The PID may be that of another process: reused, or of another container.
         if start_time is None or process_start_time(pid) != start_time:
             app.show_toast(_not_here(pid))
             return
-        app.show_toast(f"Looking for the runs that process {pid} writes …", timeout_s=LOOKING_SECONDS)
 
         def look() -> None:
-            found, call = find_watched(pid, start_time), screen.app.call_from_thread
-            if found is None:
-                call(app.show_toast, nothing)
-            elif isinstance(found, Path):
-                call(app.open_run, str(found))
+            process = ProcessId(pid, start_time)
+            own_run, call = read_tree(process).own_run, screen.app.call_from_thread
+            if own_run is not None:
+                call(app.open_run, str(own_run))
             else:
-                call(app.open_process, found)
+                call(app.open_process, process)
 
         screen.run_worker(look, thread=True, group="process", exclusive=True)
 

@@ -256,7 +256,7 @@ class MonitorScreen(GpuProcessesScreen):
             return None
         if focused.id == "processes":
             selected = self._selected_process()
-            return None if selected is None else "open run" if self._run_of(selected) is not None else "watch"
+            return None if selected is None else "open run" if self._run_of(selected) is not None else "open process"
         if focused.id == "runs":
             row = self._runs.find(focused.selected_key)
             return None if row is None else "open sweep" if row.trials else "open run"
@@ -303,8 +303,7 @@ class MonitorScreen(GpuProcessesScreen):
             if (run := self._run_of(selected)) is not None:
                 self.gputrain_app.open_run(run.folder)
             else:
-                nothing = "Not a process of a run in this folder; ctrl+k sends it a signal"
-                self._signaler.watch(self, selected.pid, nothing)
+                self._signaler.open(self, selected.pid)
 
     def _run_of(self, process: GpuProcess) -> RunRow | None:
         """Return the live run in this folder that a process is a rank of."""

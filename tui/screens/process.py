@@ -1,25 +1,29 @@
-"""The screen of a process: its tree, its GPUs, the end of its log, and the runs that it writes. Nothing is signaled.
+"""The screen of a process: the past of its load, its tree, its GPUs, how it was started, its log, and the runs that it
+writes. Nothing is signaled.
 
 If the process writes one run, the screen of that run opens above this one, with a line about the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.containers import Container, Grid
 
 from engine.foreign.process import ProcessId
 from engine.utils.text import printable
+from tui.charts.history import MAX_SPAN, MIN_SPAN, LoadHistory, LoadPlot, shown_seconds
 from tui.keymap import PROCESS_KEYS, Key
 from tui.palette import MUTED
 from tui.pollers.process import ProcessPoller, ProcessReading
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.host_panel import load_text
 from tui.tables.log_lines import fit_bar, output_line
-from tui.tables.process import gpu_lines, hidden_text, run_lines, tree_lines
+from tui.tables.process import GpuUses, LoadScale, detail_lines, gpu_lines, hidden_text, run_lines, tree_lines
 from tui.widgets.lines import KeyedRow, Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
@@ -35,10 +39,19 @@ class ProcessScreen(GputrainScreen):
         super().__init__(app)
         self._process = process
         self.poller = self.follow(ProcessPoller(process, app.intervals.poll_s))
+        self.poller.on_poll = self._record
+        self._past = {key: LoadHistory() for key in ("cpu", "memory", "gpu_memory")}
         self._opens_run, self._has_opened = opens_run, not opens_run
+        # A low terminal has room for what the status line does not say.
+        self.VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-medium"), (30, "-high")]
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="status")
+        with Grid(id="graphs"):
+            for key in self._past:
+                panel = Lines(id=key)
+                panel.can_focus = False
+                yield panel
         tree = Lines(id="tree")
         tree.set_titles("Processes")
         yield tree
@@ -49,11 +62,15 @@ class ProcessScreen(GputrainScreen):
         written = Lines(selectable=True, id="written")
         written.set_titles("Runs")
         yield written
-        yield Lines(id="output")
+        with Container(id="bottom"):
+            details = Lines(id="details")
+            details.set_titles("Command and environment")
+            yield details
+            yield Lines(id="output")
 
     def on_mount(self) -> None:
-        for panel in ("#written", "#output"):
-            self.query_one(panel).display = self._opens_run
+        for panel in () if self._opens_run else ("#written", "#output"):
+            self.query_one(panel).display = False
         self.query_one("#written" if self._opens_run else "#tree").focus()
 
     @property
@@ -69,13 +86,17 @@ class ProcessScreen(GputrainScreen):
         snapshot = self.gputrain_app.gpu_poller.snapshot
         self.show_line("#status", reading.status_line(snapshot))
         uses = reading.gpu_uses(snapshot)
+        self._show_graphs(reading.loads(snapshot), uses)
         tree = self.query_one("#tree", Lines)
         head, *lines = tree_lines(reading.tree, reading.cpu_percent, uses, tree.text_width)
         hidden = hidden_text(reading.tree)
         tree.set_texts([*lines, *([hidden] if hidden is not None else [])], [head])
         panel = self.query_one("#uses", Lines)
-        panel.display = bool(uses)
+        panel.display = bool(uses) and self.has_class("-high")
         panel.set_texts(gpu_lines(uses))
+        if reading.details is not None:
+            panel = self.query_one("#details", Lines)
+            panel.set_texts(detail_lines(reading.details, reading.tree, panel.text_width))
         written = self.query_one("#written", Lines)
         texts = run_lines(reading.runs, reading.ended_at, written.text_width)
         searching = "No run of it is found yet" if reading.has_searched else "Looking for its runs …"
@@ -86,6 +107,26 @@ class ProcessScreen(GputrainScreen):
         name = printable(str(reading.log)) if reading.log is not None else "its output goes to no file"
         output.set_titles(f"Log  {escape_markup(name)}")
         output.set_texts([fit_bar(output_line(line), output.text_width) for line in self._tail(reading, output)])
+
+    def _record(self) -> None:
+        """Keep what the process uses now. Called in the thread of the poller."""
+        reading = self.poller.latest
+        if reading is not None and reading.ended_at is None:
+            for key, value in reading.loads(self.gputrain_app.gpu_poller.snapshot).items():
+                self._past[key].add(time.time(), value)
+
+    def _show_graphs(self, loads: Mapping[str, float | None], uses: GpuUses) -> None:
+        now, graphs = time.time(), self.query_one("#graphs")
+        graphs.styles.grid_size_columns = 3 if uses else 2
+        for key, past in self._past.items():
+            panel = self.query_one(f"#{key}", Lines)
+            panel.display = bool(uses) or key != "gpu_memory"
+            plot = LoadPlot.fit(panel.text_width, panel.size.height)
+            seconds = MIN_SPAN if now - (past.start_time or now) <= MIN_SPAN else MAX_SPAN
+            values = past.columns(seconds, plot.values, now)
+            scale = LoadScale.fit(key, loads[key], values, uses)
+            panel.set_titles(scale.title)
+            panel.set_texts(plot.lines(scale.percent(values), shown_seconds(seconds, plot.values), scale.label))
 
     def _tail(self, reading: ProcessReading, output: Lines) -> Sequence[str]:
         return reading.log_lines[-max(output.size.height, 1) :]
@@ -104,7 +145,7 @@ class ProcessScreen(GputrainScreen):
             self._has_opened = True
 
     def is_available(self, action: str) -> bool:
-        return action != "open" or self.query_one("#written", Lines).selected_key is not None
+        return action != "open" or (self._opens_run and self.query_one("#written", Lines).selected_key is not None)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.action_open()

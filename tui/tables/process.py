@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
 from engine.foreign.activity import activity_text, judge
 from engine.foreign.folders import ForeignRun
-from engine.foreign.process import HostProcess, ProcessTree
+from engine.foreign.process import HostProcess, ProcessDetails, ProcessTree
 from engine.gpus.snapshot import Gpu, GpuProcess
 from engine.show.readings import READINGS
 from engine.show.table import Align, Column, fit
@@ -17,7 +19,7 @@ from engine.utils.text import list_names, printable
 from engine.utils.units import UNKNOWN, format_age, format_bytes, format_percent
 from tui.palette import GOOD, MUTED, STRONG, WARNING
 from tui.phrases import without_folder
-from tui.tables import styled
+from tui.tables import styled, wrap_text
 
 MIN_COMMAND_COLUMNS = 20
 MAX_STATUS_COMMAND = 40
@@ -89,6 +91,50 @@ def gpu_lines(uses: GpuUses) -> list[Text]:
                 parts.append(f"{READINGS[key].label} {text}")
         lines.append(Text("   ".join(printable(part) for part in parts if part), no_wrap=True, end=""))
     return lines
+
+
+@dataclass(frozen=True)
+class LoadScale:
+    """Title of the graph of a load, and the value at its upper end with a label of up to 4 characters."""
+
+    title: str
+    top: float
+    label: str
+
+    @classmethod
+    def fit(cls, key: str, now: float | None, values: Sequence[float | None], uses: GpuUses) -> LoadScale:
+        """Return the scale of `cpu`, `memory` or `gpu_memory`, with the value of now in its title. That of GPUs ends at
+        what they have, the others above the highest of the past values."""
+        known = [value for value in values if value is not None] or [0.0]
+        if key == "cpu":
+            top = 100 * max(math.ceil(max(known) / 100), 1)
+            return cls(f"CPU {_percent(now)}", top, str(top))
+        gpus = {gpu.index: gpu.value("memory_total") or 0 for gpu, _ in uses}
+        top = sum(gpus.values()) if key == "gpu_memory" else 0
+        top = top or 2 ** math.ceil(math.log2(max(*known, 1 << 20)))
+        number, unit = format_bytes(top).split()
+        name = "memory" if key == "memory" else f"GPU {','.join(map(str, gpus))} memory"
+        return cls(f"{name} {UNKNOWN if now is None else format_bytes(int(now))}", top, f"{float(number):.0f}{unit[0]}")
+
+    def percent(self, values: Sequence[float | None]) -> list[float | None]:
+        """Return values in percent of the upper end."""
+        return [None if value is None else 100 * value / self.top for value in values]
+
+
+def detail_lines(details: ProcessDetails, tree: ProcessTree, width: int) -> list[Text]:
+    """Return the command, the working directory and the environment of the root of a tree, wrapped."""
+    user = tree.processes[0].user if tree.processes else UNKNOWN
+    hidden = f"only {user} and root can read it"
+    facts = {"command": details.command, "folder": hidden if details.cwd is None else details.cwd}
+    if not details.environment:
+        facts["variables"] = hidden if details.environment is None else "none of training or logging"
+    facts |= details.environment or {}
+    names = max(map(len, facts)) + 2
+    return [
+        Text.assemble((f"{'' if row else name:{names}}", MUTED), line, no_wrap=True, end="")
+        for name, value in facts.items()
+        for row, line in enumerate(wrap_text(Text(printable(value)), width - names))
+    ]
 
 
 def status_line(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.foreign.process import ProcessId, find_process_runs, open_files, read_tree, started_at
+from engine.foreign.process import ProcessId, find_process_runs, open_files, read_details, read_tree, started_at
 from support.gputrain_command import wait_for
 
 HOLD = """
@@ -104,15 +104,16 @@ def test_run_of_gputrain_is_found_for_its_supervisor_and_its_ranks(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_process_of_another_user_shows_command_and_no_files(tmp_path: Path) -> None:
+def test_process_of_another_user_shows_command_and_neither_files_nor_environment(tmp_path: Path) -> None:
     with held(tmp_path, "metrics.csv") as process:
         child = os.fork()
         if child == 0:
             is_right = False
             try:
                 os.setresuid(65534, 65534, 65534)
-                tree = read_tree(process)
+                tree, details = read_tree(process), read_details(process.pid)
                 is_right = tree.is_hidden and not tree.files and bool(tree.processes[0].command) and not tree.folders
+                is_right &= bool(details.command) and (details.cwd, details.environment) == (None, None)
             finally:
                 # An exception must not go on as a second test run.
                 os._exit(0 if is_right else 1)

@@ -103,7 +103,7 @@ def test_gpu_screen_opens_run_of_process(demo_runs_folder: Path) -> None:
         await press(pilot, "escape", *["right"] * 4)
         assert "open run" not in visible_text(pilot, "Keys")
         await press(pilot, "enter")
-        assert "No process of a run is under the cursor" in toasts(pilot)
+        assert "Demo mode: this process is simulated" in toasts(pilot)
 
     drive(demo_app(demo_runs_folder), act, SIZE)
 

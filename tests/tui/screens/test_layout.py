@@ -36,7 +36,7 @@ LOWEST, SMALLEST, SMALL, LARGE, LARGEST = (60, 15), (60, 20), (80, 24), (160, 48
 DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
     "monitor": (None, "", {
         SMALLEST: "gpus / processes / runs",
-        LARGEST: "gpus / processes runs",
+        LARGEST: "gpus / processes / runs",
     }),
     "run": (LIVE_RUN, "", {
         SMALLEST: "progress / bottleneck / chart-0 / ranks",
@@ -56,7 +56,7 @@ DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
         SMALLEST: "scores / matrix / pairs classes",
         LARGEST: "scores / matrix pairs / classes",
     }),
-    "queue": (None, "Q down", {SMALLEST: "queue-status / queue / queue-reason"}),
+    "queue": (None, "Q down", {SMALLEST: "queue-status / queue-gpus / queue / queue-reason"}),
 }  # fmt: skip
 """The run, the keys that open a screen, and its panels by the size of the terminal. Pictures hold other sizes."""
 
