@@ -85,6 +85,11 @@ TASK_FACTS: Mapping[TaskName, TaskFacts] = {
 }
 
 
+def per_output_mode(facts: TaskFacts) -> Mode:
+    """Return whether the maximum or the minimum of the metric of each output is best."""
+    return facts.metrics.get(facts.per_output, "max")
+
+
 def task_facts(config: Config) -> TaskFacts:
     """Return what is known of the task of a config."""
     return TASK_FACTS[config.task.name]

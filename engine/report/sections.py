@@ -8,15 +8,25 @@ import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
+from engine.config.tasks import TASK_FACTS, per_output_mode
 from engine.report.lines import OwnRun, ReportedRun
-from engine.runs.evaluations import ConfusionCounts, read_evaluations, row_shares, worst_first
+from engine.runs.evaluations import (
+    ConfusionCounts,
+    EvaluationFile,
+    finite_points,
+    read_evaluations,
+    row_shares,
+    worst_first,
+)
 from engine.runs.folder import RunState
 from engine.runs.journal_source import COUNTED
 from engine.runs.metrics import (
@@ -180,11 +190,7 @@ def notes(run: ReportedRun) -> Iterator[str]:
 
 
 MAX_CLASSES = 200
-CLASS_COLUMNS: tuple[Column[tuple[str, str, str]], ...] = (
-    Column("class", "class", lambda row: row[0]),
-    Column("images", "images", lambda row: row[1]),
-    Column("accuracy", "accuracy", lambda row: row[2]),
-)
+CLASS_TITLES = ("class", "images", "accuracy")
 
 
 class ClassSection(NamedTuple):
@@ -192,7 +198,9 @@ class ClassSection(NamedTuple):
 
     head: str
     matrix: Picture | None = None
-    accuracies: Table[tuple[str, str, str]] | None = None
+    accuracies: Table[tuple[str, ...]] | None = None
+    title: str = "Classes"
+    scatters: Sequence[tuple[str, Picture]] = ()
 
 
 def class_section(run: OwnRun) -> ClassSection:
@@ -206,7 +214,9 @@ def class_section(run: OwnRun) -> ClassSection:
         return ClassSection(f"{path.name} cannot be read: {error.strerror}")
     except InvalidRecordError as error:
         return ClassSection(f"{path.name} {error}")
-    best = evaluations.best
+    best, facts = evaluations.best, TASK_FACTS[evaluations.task]
+    if not facts.ranked:
+        return _output_section(evaluations)
     loss = format_score(best.loss)
     head = (
         f"Best epoch {best.epoch}: {best.images:,} validation images, loss {loss}, "
@@ -218,8 +228,56 @@ def class_section(run: OwnRun) -> ClassSection:
         accuracy, images = float(accuracies[index]), f"{int(counts[index].sum()):,}" if len(counts) else ""
         text = f"{accuracy:.4f}" if math.isfinite(accuracy) else UNKNOWN
         rows.append((short_name(evaluations.classes[index]), images, text))
-    table = Table(CLASS_COLUMNS, rows[:MAX_CLASSES], len(rows) - MAX_CLASSES)
+    table = _class_table(CLASS_TITLES, rows)
     return ClassSection(head, matrix_picture(counts) if len(counts) else None, table)
+
+
+def _class_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table[tuple[str, ...]]:
+    columns = [Column(title, title, partial(_cell, index)) for index, title in enumerate(titles)]
+    return Table(columns, rows[:MAX_CLASSES], len(rows) - MAX_CLASSES)
+
+
+def _cell(index: int, row: tuple[str, ...]) -> str:
+    return row[index]
+
+
+def _score_cell(key: str, value: float | None) -> str:
+    return format_count(int(value)) if key == "images" and value is not None else format_score(value)
+
+
+def _output_section(evaluations: EvaluationFile) -> ClassSection:
+    """Return the metrics of labels or numbers, the worst first, and predicted against true numbers."""
+    best, facts = evaluations.best, TASK_FACTS[evaluations.task]
+    metrics = "".join(f", {name} {format_score(value)}" for name, value in best.metrics.items())
+    head = f"Best epoch {best.epoch}: {best.images:,} validation images, loss {format_score(best.loss)}{metrics}."
+    columns = {facts.per_output: best.per_class, **best.details}
+    rows = [
+        (
+            short_name(evaluations.classes[number]),
+            *(_score_cell(key, column[number]) for key, column in columns.items()),
+        )
+        for number in worst_first(best.accuracies(), per_output_mode(facts))
+    ]
+    table = _class_table(("name", *columns), rows)
+    points = [(name, finite_points(pairs)) for name, pairs in zip(evaluations.classes, best.points, strict=False)]
+    scatters = [(short_name(name), scatter_picture(pairs)) for name, pairs in points[:MAX_SCATTERS] if len(pairs)]
+    return ClassSection(head, None, table, facts.outputs.capitalize(), scatters)
+
+
+MAX_SCATTERS, SCATTER_PIXELS = 12, 400
+
+
+def scatter_picture(points: NDArray[np.float64]) -> Picture:
+    """Return predicted numbers, upwards, against true ones, to the right, with the line on which they are equal."""
+    low, span = points.min(), np.ptp(points) or 1.0
+    image = Image.new("RGB", (SCATTER_PIXELS, SCATTER_PIXELS), "white")
+    draw = ImageDraw.Draw(image)
+    draw.line((0, SCATTER_PIXELS, SCATTER_PIXELS, 0), _WRONG_COLOR)
+    for predicted, true in (points - low) / span * (SCATTER_PIXELS - 1):
+        draw.circle((true, SCATTER_PIXELS - 1 - predicted), 3, _RIGHT_COLOR)
+    buffer = io.BytesIO()
+    image.save(buffer, "png", optimize=True)
+    return Picture(data_uri("png", buffer.getvalue()), *image.size)
 
 
 # A cell of the matrix has at least one pixel, and the whole matrix about this many a side.

@@ -13,6 +13,8 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.config.task_section import TaskName
+from engine.config.tasks import Mode
 from engine.runs.folder import MAX_EVALUATION_BYTES
 from engine.utils.codec import (
     ENTRIES,
@@ -57,7 +59,8 @@ class StoredEvaluation(Record, frozen=True, kw_only=True):
 
     `top1` and `top5` are null, and `confusion` is absent, if the task has none, the latter also if there are too many
     classes to store it. `metrics` are those of the task and the user's own. `thresholds` are the least probabilities at
-    which labels are predicted, empty for other tasks.
+    which labels are predicted, empty for other tasks. `details` has more metrics of each label or number by name,
+    `points` for each number of a regression the predicted and the true ones of some images.
     """
 
     epoch: Count
@@ -69,6 +72,8 @@ class StoredEvaluation(Record, frozen=True, kw_only=True):
     confusion: DenseConfusion | SparseConfusion | UnsetType = UNSET
     metrics: dict[str, Finite | None] = field(default_factory=dict)
     thresholds: tuple[Share, ...] = ()
+    details: Annotated[dict[str, tuple[Finite | None, ...]], ENTRIES] = field(default_factory=dict)
+    points: tuple[tuple[tuple[Finite | None, Finite | None], ...], ...] = ()
 
     def accuracies(self) -> NDArray[np.float64]:
         """Return the accuracy of each class, NaN for a class without images."""
@@ -93,11 +98,15 @@ class StoredEvaluation(Record, frozen=True, kw_only=True):
 
 
 class EvaluationFile(FileRecord, frozen=True, kw_only=True):
-    """The content of evaluation.json: the class names, and the evaluations of the last and the best epoch."""
+    """The content of evaluation.json: the class names, and the evaluations of the last and the best epoch.
+
+    `classes` are labels or numbers with another `task`.
+    """
 
     classes: Annotated[tuple[str, ...], Meta(min_length=1), ENTRIES]
     last: StoredEvaluation
     best: StoredEvaluation
+    task: TaskName = "classification"
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,8 @@ def read_evaluations(path: Path) -> EvaluationFile:
     """Read evaluation.json. Raises OSError and InvalidRecordError, also if its parts do not match."""
     stored = read_record(path, EvaluationFile, MAX_EVALUATION_BYTES)
     for name, evaluation in (("last", stored.last), ("best", stored.best)):
-        if len(evaluation.per_class) != len(stored.classes):
+        columns = (evaluation.per_class, *evaluation.details.values(), evaluation.points or stored.classes)
+        if any(len(column) != len(stored.classes) for column in columns):
             reason = f"it does not match {len(stored.classes)} classes"
             raise InvalidRecordError(f"is damaged: $.{name}.per_class: {reason}")
         try:
@@ -153,9 +163,15 @@ def mistakes(counts: ConfusionCounts, max_pairs: int = 500) -> list[Mistake]:
     ]
 
 
-def worst_first(per_class: NDArray[np.float64]) -> list[int]:
-    """Return class indices by ascending accuracy; classes without images come last."""
-    return [int(number) for number in np.argsort(per_class, kind="stable")]
+def worst_first(per_class: NDArray[np.float64], mode: Mode = "max") -> list[int]:
+    """Return class indices by ascending accuracy; classes without images come last. With mode min, a great value is
+    bad."""
+    return [int(number) for number in np.argsort(per_class if mode == "max" else -per_class, kind="stable")]
+
+
+def finite_points(pairs: Sequence[tuple[float | None, float | None]]) -> NDArray[np.float64]:
+    """Return the predicted and true numbers, N x 2, that are finite."""
+    return np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
 
 
 def row_shares(counts: ConfusionCounts) -> NDArray[np.float64]:

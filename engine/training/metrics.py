@@ -172,8 +172,9 @@ class Evaluation:
     `per_class` is the accuracy of each class, None without images, or what the task has in its place.
     `confusion[i][j]` counts images of class i predicted as class j; empty for more than MAX_CONFUSION_CLASSES.
     `class_means` has all `CLASS_METRICS`, and `own` the metrics that the run records: those, others of the task, and
-    the user's own. `chosen` is what the validation has chosen, see `Task.adopt`. All are empty on ranks other than 0: a
-    million counts of 1000 classes take 14 ms to become Python integers.
+    the user's own. `details` has more metrics of each output by name, `points` for each number the predicted and the
+    true ones of some images. `chosen` is what the validation has chosen, see `Task.adopt`. All are empty on ranks other
+    than 0: a million counts of 1000 classes take 14 ms to become Python integers.
     """
 
     metrics: Metrics
@@ -183,6 +184,8 @@ class Evaluation:
     class_means: dict[str, float] = field(default_factory=dict)
     own: dict[str, float] = field(default_factory=dict)
     chosen: dict[str, list[float]] = field(default_factory=dict)
+    details: dict[str, list[float]] = field(default_factory=dict)
+    points: list[list[tuple[float, float]]] = field(default_factory=list)
 
     def scores(self) -> Scores:
         """Return what the journal records of it."""
@@ -202,6 +205,8 @@ class Evaluation:
             confusion=to_confusion(self.confusion),
             metrics={name: finite(value) for name, value in self.own.items()},
             thresholds=tuple(self.chosen.get("thresholds", ())),
+            details={name: tuple(map(finite, values)) for name, values in self.details.items()},
+            points=tuple(tuple((finite(a), finite(b)) for a, b in pairs) for pairs in self.points),
         )
 
 

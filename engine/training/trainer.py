@@ -181,12 +181,13 @@ class Trainer:
         self.model.task.adopt(evaluation)
         if self.is_rank_0 and self.job.folder is not None:
             folder, last = self.job.folder, evaluation.to_stored(epoch)
+            classes, task = tuple(self.data.source.classes), self.config.task.name
 
             def write() -> None:
                 with folder.opened() as opened:
                     previous = find_record(opened.evaluation, EvaluationFile, MAX_EVALUATION_BYTES)
                     best_so_far = last if best or previous is None else previous.best
-                    content = EvaluationFile(classes=tuple(self.data.source.classes), last=last, best=best_so_far)
+                    content = EvaluationFile(classes=classes, last=last, best=best_so_far, task=task)
                     write_record(opened.evaluation, content)
 
             self._evaluation_sink.attempt(write, force=best)

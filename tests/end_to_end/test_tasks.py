@@ -11,8 +11,12 @@ import pytest
 from PIL import Image
 
 from engine.config.loader import resolve_config
+from engine.config.task_section import TaskName
+from engine.config.tasks import TASK_FACTS
 from engine.data.sources.open import open_source
+from engine.runs.evaluations import read_evaluations
 from support.gputrain_command import Gputrain
+from support.messages import says
 from support.runs.trained_run import call
 
 
@@ -26,8 +30,10 @@ def write_digits(folder: Path, header: str, of_digit: dict[int, str]) -> Path:
     return folder / "labels.csv"
 
 
+@pytest.mark.expensive("a process trains, then the model is traced and run by onnxruntime")
 @pytest.mark.parametrize("task", ["multilabel", "regression"])
-def test_csv_becomes_onnx_file_that_predicts_the_same(task: str, tmp_path: Path, gputrain: Gputrain) -> None:
+def test_csv_becomes_onnx_file_that_predicts_the_same(task: TaskName, tmp_path: Path, gputrain: Gputrain) -> None:
+    facts = TASK_FACTS[task]
     labels = {digit: ";".join(["odd"] * (digit % 2) + ["small"] * (digit < 5)) for digit in range(10)}
     numbers = {digit: f"{100 * digit},{-digit}" for digit in range(10)}
     table = (
@@ -61,3 +67,12 @@ def test_csv_becomes_onnx_file_that_predicts_the_same(task: str, tmp_path: Path,
             assert {number["name"]: number["value"] for number in image["numbers"]} == pytest.approx(found, rel=1e-4)
     assert description["val_metrics"] == pytest.approx(evaluated["metrics"], rel=1e-4)
     assert evaluated["top1"] is None and evaluated["confusion"] == []
+    stored = read_evaluations(run / "evaluation.json")
+    assert stored.task == task and len(stored.best.per_class) == 2
+    assert set(evaluated[facts.outputs][0]) == {"name", "images", facts.per_output, *stored.best.details}
+    assert call("report", run, "-o", tmp_path / "page.html").exit_code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert f"<h2>{facts.outputs.capitalize()}</h2>" in page
+    assert page.count("Predicted numbers upwards") == (2 if facts.outputs == "numbers" else 0)
+    refused = call("evaluate", run, "--list", "mistakes")
+    assert refused.exit_code == 2 and says(refused.stderr, "not-supported", "--list", facts.outputs)

@@ -83,8 +83,9 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on its validation set.
 
-    Prints loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix; with --list, single
-    images instead: the most confident mistakes, the most uncertain images, or those with suspicious labels.
+    Prints loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix, or the metrics of the
+    task; with --list, single images instead: the most confident mistakes, the most uncertain images, or those with
+    suspicious labels.
 
     Other data has its classes matched by name. Every image is evaluated once, in float32. A list is kept in the folder
     of the run, for the screen and the report, and used again while checkpoint and data are the same.
@@ -169,8 +170,14 @@ def evaluate_and_store(folder: RunFolder, model: ModelOptions, request: Inspecti
     An inspection that cannot be stored is only a warning.
     """
     with opened_checkpoint(folder, model) as (trained, reserved):
+        from engine.config.tasks import task_facts
         from engine.inference.inspect import inspect_checkpoint
 
+        if not (facts := task_facts(trained.config)).ranked:
+            from engine.utils.errors import UsageError
+
+            reason = f"lists images by their class, but a model of task {trained.config.task.name} has {facts.outputs}"
+            raise UsageError.one("--list", reason, "evaluate without --list", code="not-supported")
         inspection = inspect_checkpoint(folder, trained, request, reserved)
     from engine.inference.stored_inspection import keep_inspection
 
@@ -193,7 +200,9 @@ def evaluation_output(
     result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, run: RunFolder, split: Split
 ) -> dict[str, Any]:
     """Return the output of `gputrain evaluate --json`."""
-    evaluation, data = result.evaluation, result.config.data
+    from engine.config.tasks import task_facts
+
+    evaluation, data, facts = result.evaluation, result.config.data, task_facts(result.config)
     return {
         "run": run.name,
         "checkpoint": str(checkpoint.path),
@@ -207,11 +216,10 @@ def evaluation_output(
         "loss": evaluation.metrics.loss,
         "top1": evaluation.metrics.accuracy,
         "top5": evaluation.top5,
-        "classes": [
-            {"name": name, "images": images, "accuracy": accuracy}
-            for name, images, accuracy in zip(
-                checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
-            )
+        facts.outputs: [
+            {"name": name, "images": result.images_per_class[number], facts.per_output: evaluation.per_class[number]}
+            | {key: values[number] for key, values in evaluation.details.items()}
+            for number, name in enumerate(checkpoint.classes)
         ],
         "confusion": evaluation.confusion,
         "metrics": {**evaluation.own},

@@ -12,8 +12,10 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from engine.runs.evaluations import EvaluationFile, StoredEvaluation, mistakes, worst_first
+from engine.config.tasks import TASK_FACTS, per_output_mode
+from engine.runs.evaluations import EvaluationFile, StoredEvaluation, finite_points, mistakes, worst_first
 from engine.runs.folder import RunFolder
+from engine.show.table import fit
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from engine.utils.units import format_count, format_score
@@ -22,13 +24,22 @@ from tui.palette import BAD, MUTED, STRONG
 from tui.pollers.files import watch_evaluations
 from tui.screens.base import AppServices, GputrainScreen
 from tui.tables import styled
-from tui.tables.confusion import ClassRow, class_line, class_table, mistake_table
-from tui.widgets.lines import LazyRows, Lines
+from tui.tables.confusion import (
+    ClassRow,
+    class_columns,
+    class_line,
+    class_rows,
+    class_table,
+    mistake_table,
+    scatter_lines,
+)
+from tui.widgets.lines import KeyedRow, LazyRows, Lines
 from tui.widgets.matrix import Matrix
 from tui.widgets.text_line import TextLine
 
 # With more classes than this, the matrix does not fit most terminals, so the worst classes come first by default.
 MAX_UNSORTED_CLASSES = 30
+MIN_PLOT_ROWS, SCROLLBAR_COLUMNS = 10, 2
 
 
 class ConfusionScreen(GputrainScreen):
@@ -49,6 +60,9 @@ class ConfusionScreen(GputrainScreen):
         yield TextLine(id="scores")
         with Container(id="confusion"):
             yield Matrix(id="matrix")
+            scatter = Lines(selectable=True, id="scatter")
+            scatter.border_title = "Predicted (upwards) against true (to the right)"
+            yield scatter
             with Container(id="rankings"):
                 pairs = Lines(selectable=True, id="pairs", empty_text=Text("No mistakes", MUTED))
                 pairs.border_title = "Worst mistakes (true → predicted)"
@@ -62,8 +76,9 @@ class ConfusionScreen(GputrainScreen):
 
     def update_content(self) -> None:
         poller, name = self.evaluation_poller, printable(self.folder.name)
-        self.show_title(f"{name}   confusion matrix")
         evaluations, problem = poller.value, poller.problem or poller.unexpected_error
+        facts = TASK_FACTS["classification" if evaluations is None else evaluations.task]
+        self.show_title(f"{name}   {'confusion matrix' if facts.ranked else facts.outputs}")
         self.show_line("#scores", self._scores_line(evaluations, problem, has_polled=poller.has_polled))
         panels = self.query_one("#confusion")
         if evaluations is not None and not panels.display:
@@ -89,7 +104,10 @@ class ConfusionScreen(GputrainScreen):
             evaluation = self._selected_evaluation(evaluations)
             epoch_label = "best" if self._show_best else "last"
             line.append(f" {epoch_label} epoch {evaluation.epoch}", STRONG)
-            line.append(f"   top-1 {format_score(evaluation.top1)}   top-5 {format_score(evaluation.top5)}")
+            if evaluation.top1 is not None:
+                line.append(f"   top-1 {format_score(evaluation.top1)}   top-5 {format_score(evaluation.top5)}")
+            for key in TASK_FACTS[evaluations.task].metrics:
+                line.append(f"   {key} {format_score(evaluation.metrics[key])}" if key in evaluation.metrics else "")
             line.append("" if evaluation.loss is None else f"   loss {format_score(evaluation.loss)}")
             line.append(f"   {format_count(evaluation.images)} images")
         return line
@@ -105,7 +123,8 @@ class ConfusionScreen(GputrainScreen):
         evaluation = self._selected_evaluation(evaluations)
         names = [printable(name) for name in evaluations.classes]
         counts, accuracies = evaluation.read_counts(), evaluation.accuracies()
-        worst = worst_first(accuracies)
+        facts = TASK_FACTS[evaluations.task]
+        worst = worst_first(accuracies, per_output_mode(facts))
         by_worst = self._is_worst_first(evaluations)
         matrix, pairs = self.query_one(Matrix), self.query_one("#pairs", Lines)
         has_matrix = bool(counts.size)
@@ -119,17 +138,40 @@ class ConfusionScreen(GputrainScreen):
             pair_table = mistake_table(worst_mistakes, names, pairs.text_width)
             keys = [f"{mistake.true_class} {mistake.predicted_class}" for mistake in worst_mistakes]
             pairs.set_rows(LazyRows(keys, lambda index: styled(pair_table.line(worst_mistakes[index]))))
+        self._draw_scatter(evaluations, evaluation)
         classes = self.query_one("#classes", Lines)
+        if not facts.ranked:
+            classes.border_title = f"{facts.outputs.capitalize()}, worst first"
+            ordered = class_rows(names, evaluation.per_class, evaluation.details)
+            columns = class_columns(evaluations.task, evaluation.details)
+            fitted = fit(columns, ordered, classes.text_width)
+            lines = [KeyedRow(str(number), styled(fitted.line(ordered[number]))) for number in worst]
+            classes.set_rows(lines, [styled(fitted.header(MUTED))])
+            return
         images = counts.sum(1).tolist() if has_matrix else [None] * len(names)
         rows = [ClassRow(names[number], float(accuracies[number]), images[number]) for number in worst]
         table = class_table(rows, classes.text_width)
         keys = [f"{number} {number}" for number in worst]
         classes.set_rows(LazyRows(keys, lambda index: class_line(table, rows[index])))
 
+    def _draw_scatter(self, evaluations: EvaluationFile, evaluation: StoredEvaluation) -> None:
+        """Draw the predicted against the true numbers of a regression, one plot below the other."""
+        scatter = self.query_one("#scatter", Lines)
+        scatter.display = bool(evaluation.points)
+        rows = max((scatter.size.height or self.size.height) - 1, MIN_PLOT_ROWS)
+        lines = list[str]()
+        for name, pairs in zip(evaluations.classes, evaluation.points, strict=False):
+            points = finite_points(pairs)
+            if len(points):
+                ends = f"{format_score(float(points.min()))} to {format_score(float(points.max()))}"
+                lines.append(f"{printable(name)}, {ends}")
+                lines += scatter_lines(points, max(scatter.text_width - SCROLLBAR_COLUMNS, MIN_PLOT_ROWS), rows)
+        scatter.set_texts([Text(line, no_wrap=True, end="") for line in lines])
+
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        true, predicted = map(int, event.key.split())
         matrix = self.query_one(Matrix)
         if matrix.display:
+            true, predicted = map(int, event.key.split())
             matrix.select_pair(true, predicted)
             matrix.focus()
         else:
@@ -143,7 +185,11 @@ class ConfusionScreen(GputrainScreen):
                 lines.action_choose()
                 return
         evaluations = self.evaluation_poller.value
-        if evaluations is not None:
+        if evaluations is not None and not TASK_FACTS[evaluations.task].ranked:
+            outputs = TASK_FACTS[evaluations.task].outputs
+            reason = f"Lists of single images are for classes; task {evaluations.task} has {outputs}"
+            self.gputrain_app.show_toast(Problem("", reason, code="not-supported"))
+        elif evaluations is not None:
             from tui.screens.mistakes import EpochName, MistakesScreen
 
             epoch = self._selected_evaluation(evaluations).epoch

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine.show.table import plain_lines
 from engine.utils.text import printable
 from engine.utils.units import format_count, format_score
-from tui.tables.confusion import CLASS_COLUMNS, ClassRow, matrix_lines
+from tui.tables.confusion import class_columns, class_rows, matrix_lines
 from tui.tables.mistakes import format_probability, plain_columns
 
 if TYPE_CHECKING:
@@ -42,12 +41,9 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
     changed = "" if image_format == checkpoint.image_format else f", images: {image_format.describe_evaluation()}"
     images_of = "all splits" if split == "all" else f"split {split}"
     own = [f"{name} {format_score(value)}" for name, value in evaluation.own.items()]
-    rows = [
-        ClassRow(name, math.nan if accuracy is None else accuracy, images)
-        for name, images, accuracy in zip(
-            checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
-        )
-    ]
+    per_class, details = evaluation.per_class, {"images": result.images_per_class} | evaluation.details
+    columns = class_columns(checkpoint.config.task.name, details)
+    rows = class_rows(checkpoint.classes, per_class, details)
     has_accuracy = metrics.accuracy is not None
     accuracies = f"  top-1 {format_score(metrics.accuracy)}  top-5 {format_score(evaluation.top5)}" * has_accuracy
     lines = [
@@ -55,7 +51,7 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
         f"{format_count(metrics.images)} images  loss {format_score(metrics.loss)}{accuracies}",
         *(["  ".join(own)] if own else []),
         "",
-        *plain_lines(CLASS_COLUMNS, rows),
+        *plain_lines(columns, rows),
     ]
     if evaluation.confusion and len(checkpoint.classes) <= MAX_MATRIX_CLASSES:
         lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]

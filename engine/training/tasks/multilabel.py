@@ -104,7 +104,13 @@ for name, probability, threshold in zip(classes, outputs, task["thresholds"]):
             "macro_f1": float(np.mean(2 * correct / np.maximum(total, 1))),
             "micro_f1": float(2 * correct.sum() / max(total.sum(), 1)),
         }
-        return replace(evaluation, own=metrics, per_class=per_class, chosen={"thresholds": thresholds})
+        details = {
+            "F1": (2 * correct / np.maximum(total, 1)).tolist(),
+            "threshold": [float(threshold) for threshold in thresholds],
+            "images": labels.sum(0).tolist(),
+        }
+        chosen = {"thresholds": thresholds}
+        return replace(evaluation, own=metrics, per_class=per_class, chosen=chosen, details=details)
 
 
 def asymmetric_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from engine.training.tasks.base import TIE_MARGIN, Criterion, Outputs, Task, Tas
 from engine.utils.errors import UsageError
 from engine.utils.text import list_names
 
+MAX_POINTS = 500
+"""Images of an evaluation whose numbers are kept for a scatter plot."""
 _LOSSES: Mapping[str, Criterion] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
 
 
@@ -98,4 +100,8 @@ for name, number in zip(classes, outputs):
         # As in scikit-learn, of numbers that are all equal: 1 if predicted exactly, else 0.
         r2 = np.where(variance > 0, 1 - squared / np.where(variance > 0, variance, 1), squared == 0)
         metrics = {"mae": float(mae.mean()), "rmse": float(np.sqrt(squared).mean()), "r2": float(r2.mean())}
-        return replace(evaluation, own=metrics, per_class=mae.tolist())
+        shown = np.unique(np.linspace(0, len(targets) - 1, MAX_POINTS).round().astype(np.int64))
+        pairs = zip(predicted[shown].T.tolist(), targets[shown].T.tolist(), strict=True)
+        points = [list(zip(*pair, strict=True)) for pair in pairs]
+        details = {"rmse": np.sqrt(squared).tolist(), "r2": r2.tolist()}
+        return replace(evaluation, own=metrics, per_class=mae.tolist(), details=details, points=points)

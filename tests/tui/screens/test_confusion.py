@@ -21,7 +21,7 @@ from support.messages import says
 from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from tui.demo.server import LIVE_RUN
 from tui.screens.confusion import ConfusionScreen
-from tui.tables.confusion import matrix_lines, shorten_names
+from tui.tables.confusion import matrix_lines, scatter_lines, shorten_names
 from tui.widgets.matrix import Matrix
 
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
@@ -153,6 +153,11 @@ def test_mistakes_are_sorted_worst_first() -> None:
 
 def test_worst_first_puts_classes_without_images_last() -> None:
     assert worst_first(np.array([0.9, 0.4, np.nan, 0.4])) == [1, 3, 0, 2]
+    assert worst_first(np.array([0.9, 0.4, np.nan, 0.4]), "min") == [0, 1, 3, 2]
+
+
+def test_scatter_plot_puts_predicted_upwards_and_true_to_the_right() -> None:
+    assert scatter_lines(np.array([[0.0, 0.0], [10.0, 0.0], [10.0, 10.0]]), 3, 3) == ["● ●", " · ", "●  "]
 
 
 def test_shortened_keeps_distinguishing_part_of_names() -> None:
@@ -218,6 +223,32 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
         await wait_until(pilot, lambda: screen.evaluation_poller.problem is None)
         await drawn(pilot)
         assert "best epoch 5" in visible_text(pilot, "#scores")
+
+    drive(demo_run, act)
+
+
+@pytest.mark.parametrize(
+    ("task", "extra", "shown"),
+    [
+        ("multilabel", {"metrics": {"mAP": 0.5}, "details": {"F1": [0.1, 0.2, 0.3], "images": [7, 8, 9]}}, "mAP 0.5"),
+        ("regression", {"metrics": {"mae": 2.5}, "points": [[[1, 2], [3, 4]]] * 3}, "mae 2.5"),
+    ],
+)
+def test_confusion_screen_shows_outputs_of_other_tasks(
+    demo_run: RunFolder, task: str, extra: dict[str, Any], shown: str
+) -> None:
+    result = make_result(BEST) | {"top1": None, "top5": None} | extra
+    del result["confusion"]
+    write_json(demo_run.evaluation, evaluation(task=task, best=result, last=result))
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        assert shown in visible_text(pilot, "#scores") and "top-1" not in visible_text(pilot, "#scores")
+        assert not screen.query_one(Matrix).display
+        assert screen.query_one("#scatter").display == ("points" in extra)
+        listed = visible_text(pilot, "#classes")
+        assert "owl" in listed and all(key in listed for key in extra.get("details", ()))
+        await pilot.press("enter")
+        assert isinstance(pilot.app.screen, ConfusionScreen)
 
     drive(demo_run, act)
 
