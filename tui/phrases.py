@@ -12,6 +12,7 @@ from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import UNREADABLE, RunRow
+from engine.show.readings import READINGS
 from engine.utils.errors import Problem
 from engine.utils.text import list_names, pluralize, printable
 from engine.utils.units import UNKNOWN, format_age, format_bytes, format_duration
@@ -204,6 +205,12 @@ def users(gpu: Gpu) -> list[str]:
     others = [process for process in gpu.processes.value or () if process.run is None and process.kind == "compute"]
     others_names = dict.fromkeys(process.user.value or f"pid {process.pid}" for process in others)
     return [printable(name) for name in (*runs, *others_names)]
+
+
+def holders_text(gpu: Gpu) -> str:
+    """Return how much of a GPU is held by whom: `GPU 0: 72.0/79.6 GiB, nobody`."""
+    memory = READINGS["memory_used"].full_text(gpu.value("memory_used"), gpu.value("memory_total"))
+    return f"GPU {gpu.index}: {memory}, {', '.join(users(gpu)) or 'nobody'}"
 
 
 def users_text(gpu: Gpu) -> str:

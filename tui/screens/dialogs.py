@@ -22,6 +22,7 @@ from engine.utils.text import printable
 from tui.flags import WAITING_KEYS
 from tui.keymap import Key
 from tui.palette import ACCENT, BAD, MUTED, STRONG
+from tui.phrases import holders_text
 from tui.screens.base import AppServices, Dialog, Result
 from tui.tables import styled, wrap_text
 from tui.tables.log_lines import fit_bar, output_line
@@ -83,17 +84,21 @@ def ask_to_share_gpus(
     from engine.gpus.reservation_reader import read_reservations
     from engine.gpus.selection import cuda_devices, select, why_not_free
 
-    snapshot, in_use = services.gpu_poller.snapshot, ""
+    snapshot, in_use, names = services.gpu_poller.snapshot, "", list[str]()
     if snapshot is not None and services.demo_notice is None and not config.keys() & WAITING_KEYS:
         # The run says what is wrong with its selection.
         with suppress(UsageError):
             devices = cuda_devices(snapshot, read_reservations())
-            in_use = why_not_free(select(str(config.get("device.gpus", "auto")), devices))
+            selected = select(str(config.get("device.gpus", "auto")), devices)
+            in_use, taken = why_not_free(selected), {device.index for device in selected if not device.is_free}
+            names = [holders_text(gpu) for gpu in snapshot.gpus if gpu.index in taken]
     if not in_use:
         start()
         return
-    question = "Start on GPUs that are not free?"
-    confirm(app, question, "Do not start", "Start, and share them", start, printable(in_use))
+    one, about = len(names) == 1, printable(in_use)
+    question = f"{names[0]}: start there?" if one else f"{len(names)} GPUs are not free: start there?"
+    about = about if one else "\n".join([*names, about])
+    confirm(app, question, "Do not start", "Start, and share it" if one else "Start, and share them", start, about)
 
 
 class MultiChoiceDialog(RowsDialog[list[str]]):

@@ -181,7 +181,7 @@ class GpuScreen(GpuProcessesScreen):
             return "unselect"
         process = self._selected_process()
         if key.action == "open" and process is not None and process.run is None:
-            return "open process"
+            return "open"
         return super().title_of(key)
 
     def action_sideways(self, step: int) -> None:

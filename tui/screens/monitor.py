@@ -28,6 +28,7 @@ from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.screens.host_panel import header_line
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.monitor_runs import MonitorRuns, RunMarks
+from tui.tables import fact_lines
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
 from tui.tables.processes import gpu_matches, list_gpu_processes, process_lines, process_matches
 from tui.widgets.lines import KeyedRow, Lines
@@ -35,7 +36,12 @@ from tui.widgets.lines import KeyedRow, Lines
 NAME = " gputrain  "
 # Before the first snapshot, room is kept for as many GPUs.
 EXPECTED_GPUS = 8
-DEMO_HINT = " See eight simulated GPUs with gputrain-tui --demo."
+# What can be done without a GPU, by the key or the command that does it.
+WITHOUT_GPU = {
+    "n": "start a run on the CPU",
+    "F2": "start a script of your own",
+    "gputrain-tui --demo": "see eight simulated GPUs",
+}
 
 
 class Body(Container):
@@ -129,15 +135,15 @@ class MonitorScreen(GpuProcessesScreen):
 
     def _show_gpus(self) -> None:
         lines, snapshot = self.query_one("#gpus", Lines), self._snapshot
-        message, style = str(self._gpu_problem or ""), BAD
+        message, style, advice = str(self._gpu_problem or ""), BAD, list[str]()
         if not message and snapshot is not None and not snapshot.gpus:
-            message, style = str(no_driver_problem(snapshot)) + ("" if snapshot.pending else DEMO_HINT), ""
+            message, style = str(no_driver_problem(snapshot)), ""
+            advice = [] if snapshot.pending else fact_lines(WITHOUT_GPU)
         if message:
             self._gpu_blocks = None
             lines.set_titles("GPUs")
-            lines.set_texts(
-                [Text(line, style) for line in textwrap.wrap(printable(message), max(lines.text_width, 20))]
-            )
+            wrapped = textwrap.wrap(printable(message), max(lines.text_width, 20))
+            lines.set_texts([*(Text(line, style) for line in wrapped), *map(Text, advice)])
         elif snapshot is not None and snapshot.gpus and self._room is not None:
             picked = self.gputrain_app.picked_gpu_uuids
             view = GpuView(lines.text_width, self._room.gpu_lines, self.span_s)
@@ -256,7 +262,7 @@ class MonitorScreen(GpuProcessesScreen):
             return None
         if focused.id == "processes":
             selected = self._selected_process()
-            return None if selected is None else "open run" if self._run_of(selected) is not None else "open process"
+            return None if selected is None else "open run" if self._run_of(selected) is not None else "open"
         if focused.id == "runs":
             row = self._runs.find(focused.selected_key)
             return None if row is None else "open sweep" if row.trials else "open run"

@@ -14,6 +14,7 @@ MIN_LIST_LINES = 4
 TALL_MIN_LINES, BELOW_LINES = 30, 14
 BELOW_SHARE = 0.4
 LOW_MAX_LINES = 16
+MESSAGE_LINES = 5  # that there is no GPU, and what can be done without one
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def _gpu_panel(demand: Demand) -> tuple[int, int]:
     """Return the lines for each GPU, and the height of their panel."""
     frame, height = FRAME_LINES + HEADER_LINES, demand.height
     if not demand.gpus:
-        return 1, frame + 1
+        return 1, FRAME_LINES + (MESSAGE_LINES if height >= LOW_MAX_LINES else 2)
     if height >= TALL_MIN_LINES:
         below = max(BELOW_LINES, int(BELOW_SHARE * height))
     else:

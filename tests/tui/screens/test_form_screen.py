@@ -65,6 +65,7 @@ def test_form_screen_asks_before_it_starts_on_gpu_that_is_not_free(tmp_path: Pat
         await type_into(pilot, "device.gpus", str(busy))
         await press(pilot, "ctrl+s")
         assert f"GPU {busy}: in use by" in visible_text(pilot)
+        assert f"GPU {busy}: 61.2/79.6 GiB, fashion-17 rank 0: start there?" in visible_text(pilot)
         await press(pilot, "enter")
         assert len(started) == 1
         await press(pilot, "ctrl+s", "down", "enter")

@@ -31,4 +31,4 @@ def test_arrange_gives_gpus_several_lines_without_blank_rest(size: tuple[int, in
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_arrange_without_gpus_gives_room_to_runs(size: tuple[int, int]) -> None:
     layout = arrange(Demand(*size, 0, 0))
-    assert (layout.processes, layout.runs) == (0, size[1] - layout.gpus) and layout.gpus <= 4
+    assert (layout.processes, layout.runs) == (0, size[1] - layout.gpus) and layout.gpus <= 7
