@@ -29,6 +29,7 @@ from engine.config.rules import PACKED_SUFFIX
 from engine.config.schema import Config, fields, is_text_field, sections
 from engine.config.section import USER_CODE_FILE
 from engine.config.settings import read_code_packages
+from engine.config.tasks import TASK_FACTS
 from engine.config.training_sections import OptimConfig
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.config.yaml_io import parse_yaml, yaml_error
@@ -257,6 +258,7 @@ def resolve_config(
                 if reason is not None:
                     foreign[key] = f"{source}, which sets {key}, {reason}"
     _infer_dataset(merged, sources)
+    _choose_default_lr(merged)
     try:
         config = validate_config(merged, {key: source for key, source in sources.items() if key not in typed})
     except ConfigError as error:
@@ -293,6 +295,14 @@ def _infer_dataset(merged: ConfigLayer, sources: dict[str, str]) -> None:
     data = merged.get("data", {})
     if data.get("dataset") is None and isinstance(path := data.get("path"), str):
         data["dataset"], sources["data.dataset"] = dataset_of(path), sources["data.path"]
+
+
+def _choose_default_lr(merged: ConfigLayer) -> None:
+    """Set `optim.lr` to the default of the task for sgd, if it has one and no layer sets it."""
+    optim, task = merged.get("optim", {}), str(merged.get("task", {}).get("name")).casefold()
+    lr = next((facts.sgd_lr for name, facts in TASK_FACTS.items() if name == task), None)
+    if lr is not None and optim.get("lr") is None and str(optim.get("name", "sgd")).casefold() == "sgd":
+        merged["optim"] = {**optim, "lr": lr}
 
 
 def dataset_of(path: str) -> DatasetName:

@@ -26,7 +26,7 @@ class TaskFacts:
     `monitor` is the metric that selects the best epoch by default. `model` is what a model is called, `outputs` its
     outputs, `predicted` those that an image gets, `value` the number of each, and `per_output` its metric. `ranked`
     says whether an image gets one, the most probable. `refused` maps keys that cannot be set to the reason, and
-    `unused` are keys without effect.
+    `unused` are keys without effect. `sgd_lr` is the default of `optim.lr` for sgd, if the task has its own.
     """
 
     losses: tuple[str, ...]
@@ -40,6 +40,7 @@ class TaskFacts:
     ranked: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    sgd_lr: float | None = None
 
 
 TASK_FACTS: Mapping[TaskName, TaskFacts] = {
@@ -81,6 +82,9 @@ TASK_FACTS: Mapping[TaskName, TaskFacts] = {
         value="value",
         per_output="mae",
         unused=("loss.label_smoothing", "loss.class_weights"),
+        # The gradient of a squared error grows with the error: with momentum and features of the squared norm
+        # `MAX_FEATURE_NORM_SQUARED`, training diverges from 0.0074 on.
+        sgd_lr=0.005,
     ),
 }
 

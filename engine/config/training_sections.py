@@ -231,7 +231,8 @@ class OptimConfig(Section):
         le=1e6,
         title="learning rate",
         description="Peak learning rate; default: 0.05 for sgd, 0.001 for adamw. optim.lr_scaling multiplies it. "
-        "The default of torch's other optimizers is that of torch, of timm's others 0.001, and of your own 0.05.",
+        "The default of torch's other optimizers is that of torch, of timm's others 0.001, and of your own 0.05; "
+        "for task regression, that of sgd is 0.005.",
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",

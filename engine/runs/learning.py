@@ -103,7 +103,8 @@ def _diverged(curve: LearningCurve) -> Learning | None:
 
 
 def _overfitting(curve: LearningCurve) -> Learning | None:
-    epochs = [epoch for epoch in curve.epochs if _has_losses(epoch)]
+    # A task without accuracy has none to compare.
+    epochs = [epoch for epoch in curve.epochs if _has_losses(epoch) and _has_accuracies(epoch)]
     window = max(OVERFIT_MIN_WINDOW, round(OVERFIT_WINDOW_SHARE * len(epochs)))
     earlier, recent = epochs[:-window], epochs[-window:]
     if len(epochs) < OVERFIT_MIN_EPOCHS:
@@ -127,7 +128,11 @@ def _overfitting(curve: LearningCurve) -> Learning | None:
 
 
 def _has_losses(epoch: EpochEvent) -> bool:
-    return None not in (epoch.train_loss, epoch.val_loss, epoch.train_accuracy, epoch.val_accuracy)
+    return None not in (epoch.train_loss, epoch.val_loss)
+
+
+def _has_accuracies(epoch: EpochEvent) -> bool:
+    return None not in (epoch.train_accuracy, epoch.val_accuracy)
 
 
 def _losses(epochs: Sequence[EpochEvent]) -> list[float]:

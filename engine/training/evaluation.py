@@ -96,7 +96,8 @@ def evaluate_networks(
     evaluations = [accumulator.all_reduce() for accumulator in accumulators]
     mean_loss = evaluations[0].metrics.loss
     if not math.isfinite(mean_loss) and images.part == "val":
-        raise NonFiniteLossError(f"the validation loss of epoch {data.position.epoch} is {mean_loss}")
+        reason = f"the validation loss of epoch {data.position.epoch} is {mean_loss}"
+        raise NonFiniteLossError(f"{reason}; lower optim.lr")
     gathered: list[Outputs | None] = [None] * len(accumulators)
     if own or task.keeps_outputs:
         gathered = [gather_outputs(each.outputs, task, trainer.cpu_group) for each in accumulators]

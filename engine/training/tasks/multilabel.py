@@ -45,7 +45,9 @@ for name, probability, threshold in zip(classes, outputs, task["thresholds"]):
             return asymmetric_loss
         weight: Tensor | None = None
         if self.config.loss.class_weights == "balanced":
-            positive = np.maximum(self._training_labels().mean(0, dtype=np.float64), 1e-9)
+            labels = self._training_labels()
+            # A label of all images or of none counts as if one image were different, so that its weight is not 0.
+            positive = labels.sum(0).clip(1, max(len(labels) - 1, 1)) / max(len(labels), 2)
             weight = torch.tensor((1 - positive) / positive, dtype=torch.float32, device=self.device)
         if self.loss_name == "focal":
             return partial(_focal_loss, self.config.loss, weight)

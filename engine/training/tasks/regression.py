@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.config.user_code import is_user_code
 from engine.data.sources.base import Labels
 from engine.training.metrics import Evaluation
 from engine.training.tasks.base import TIE_MARGIN, Criterion, Outputs, Task, TaskState
@@ -41,8 +42,9 @@ for name, number in zip(classes, outputs):
     def _initial_state(self) -> TaskState:
         """Return mean and standard deviation of the training images; of numbers that are all equal the latter is 1."""
         numbers = self._training_labels().astype(np.float64)
-        std = numbers.std(0)
-        return {"mean": numbers.mean(0).tolist(), "std": np.where(std > 0, std, 1).tolist()}
+        # Rounding of the mean gives equal numbers a deviation such as 1e-17.
+        std = np.where(np.ptp(numbers, 0) > 0, numbers.std(0), 1)
+        return {"mean": numbers.mean(0).tolist(), "std": std.tolist()}
 
     def load_state(self, state: Mapping[str, Sequence[float]]) -> None:
         """Take mean and standard deviation."""
@@ -62,8 +64,11 @@ for name, number in zip(classes, outputs):
         return (targets - self.mean) / self.std
 
     def guessing_loss(self) -> float | None:
-        """Return the squared error of the mean, which is the variance."""
-        return 1.0 if self.loss_name == "mse" else None
+        """Return the training loss of the mean."""
+        if is_user_code(self.loss_name):
+            return None
+        numbers = torch.from_numpy(self._training_labels()).to(self.device)
+        return self.loss(torch.zeros_like(numbers), numbers).item()
 
     def activate(self, logits: Tensor) -> Tensor:
         """Return the numbers in their own unit."""

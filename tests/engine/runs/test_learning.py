@@ -61,6 +61,12 @@ def test_learning_diagnosis_follows_training_loss(losses: list[float], expected:
     assert fault(started(epochs=len(losses)), *curve(losses)) is expected
 
 
+def test_task_without_accuracy_is_judged_by_its_loss_alone() -> None:
+    without = {"train_accuracy": None, "val_accuracy": None}
+    assert fault(started(), *curve([6.0, 5.9, 4.7], **without)) is LearningFault.DIVERGED
+    assert fault(started(), *curve([0.9, 0.5, 0.3, 0.2, 0.1], [1.0, 0.8, 0.92, 0.93, 0.95], **without)) is None
+
+
 ANY_LOSS = st.floats(0, 1e300) | st.just(0.0)
 
 
