@@ -132,11 +132,13 @@ def _read_rows(config: Config) -> _Rows:
             reason = f"{split_column} is train in no line"
             raise table.error([], reason, "write train into the lines of training images", code="no-images")
     others = tuple(name for name in table.columns if name not in (image_column, split_column))
+    # Beside the column of the images, one such as id numbers the rows.
+    others = tuple(name for name in others if folded(name) not in IMAGE_COLUMNS) or others
     if not others:
         raise table.error([], f"it has no column of labels beside {image_column}", code="wrong-format")
     is_training = np.array([part == "train" for part in parts])
     targets = TARGET_READERS[config.task.name](table, data.label_columns, others, is_training)
-    unused = [name for name in others if name not in targets.columns]
+    unused = [name for name in table.columns if name not in (image_column, split_column, *targets.columns)]
     return _Rows(table, image_column, parts, targets, finder, unused)
 
 

@@ -50,6 +50,8 @@ def folded(name: str) -> str:
 
 def shown(cell: str) -> str:
     """Return a cell for messages, with the end of a long one cut off."""
+    if not cell:
+        return "an empty cell"
     return cell if len(cell) <= MAX_SHOWN_CHARACTERS else f"{cell[:MAX_SHOWN_CHARACTERS]}…"
 
 
@@ -149,7 +151,8 @@ def read_classes(
     columns = chosen or _named_label(others) or others
     if len(columns) != 1:
         is_binary = sum(_is_binary(table.columns[name]) for name in columns) > 1
-        advice = f"{COLUMNS_ADVICE}{', or take 0 and 1 as labels with --task multilabel' if is_binary else ''}"
+        wanted = "name only one column with data.label_columns" if chosen else COLUMNS_ADVICE
+        advice = f"{wanted}{', or take 0 and 1 as labels with --task multilabel' if is_binary else ''}"
         raise table.error([], f"the label may be in {list_names(columns)}", advice, code="missing-value")
     [column] = columns
     table.refuse_cells(column, _is_missing, "add the label, or delete the line")
@@ -175,6 +178,9 @@ def read_labels(
     """Return the labels of each row: a column of 0 and 1 for each label, or one column with lists of labels."""
     columns = chosen or _named_label(others) or others
     if len(columns) == 1:
+        if _is_binary(table.columns[columns[0]]):
+            advice = "predict the two classes with --task classification, or add a column for each other label"
+            raise table.error([], f"{columns[0]}, the only column of labels, has 0 and 1", advice)
         return _read_label_lists(table, columns, is_training)
     binary = tuple(name for name in columns if _is_binary(table.columns[name]))
     columns = columns if chosen or len(binary) < 2 else binary

@@ -133,6 +133,19 @@ def test_csv_source_reads_numbers(photos: Path) -> None:
     assert (only_y.classes, only_y.skipped) == (("y",), ("column x (not used)",))
 
 
+def test_csv_source_takes_no_number_of_a_row_as_target(photos: Path) -> None:
+    content = "image,id,y\n" + rows("1,0.5", "2,1.5")
+    source = open_table(photos, content, "task.name=regression")
+    assert (source.classes, source.skipped) == (("y",), ("column id (not used)",))
+    chosen = open_table(photos, content, "task.name=regression", "data.label_columns=id")
+    assert (chosen.classes, chosen.skipped) == (("id",), ("column y (not used)",))
+
+
+def test_csv_source_refuses_several_columns_of_a_class_by_name(photos: Path) -> None:
+    message = refusal(photos, "image,x,y\n" + rows("a,b", "b,a"), "data.label_columns=x,y")
+    assert "name only one column with data.label_columns" in message
+
+
 def test_csv_source_takes_parts_of_split_column(photos: Path) -> None:
     parts = ("train", "Validation", "TRAIN", "test")
     content = "split,image,label\n" + "".join(
@@ -252,9 +265,10 @@ def test_csv_source_refuses_classes(photos: Path, content: str, task: str, value
         ("image,x,y\n" + rows("1,low", "2,high"), "regression", ("y is 'low'", "data.label_columns")),
         ("image,x,y\n" + rows("1,0", "0,2"), "multilabel", ("y is '2'", "data.label_columns")),
         ("image,tags\n" + rows("a"), "multilabel", ("tags", "no two")),
+        ("image,cat\n" + rows("1", "0"), "multilabel", ("cat", "0 and 1", "--task classification")),
         ("image,tags,split\n" + rows("a;b,train", "a;c,val"), "multilabel", ("lines 3, 5", "'c'")),
     ],
-    ids=["empty", "NaN", "comma", "large", "text", "not binary", "one label", "unknown"],
+    ids=["empty", "NaN", "comma", "large", "text", "not binary", "one label", "one column", "unknown"],
 )
 def test_csv_source_refuses_labels_and_numbers(photos: Path, content: str, task: str, values: Sequence[str]) -> None:
     message = refusal(photos, content, f"task.name={task}")
