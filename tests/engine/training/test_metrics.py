@@ -23,6 +23,9 @@ from engine.training.metrics import (
 from engine.utils.codec import write_record
 from support.runs.in_process import train_in_process
 
+# Random cases for a change, and for a night.
+RANDOM_CASES = pytest.mark.parametrize("cases", [100, pytest.param(2000, marks=pytest.mark.nightly)])
+
 CPU = torch.device("cpu")
 
 
@@ -58,11 +61,11 @@ def test_evaluation_with_many_classes_keeps_only_hits() -> None:
     assert evaluation.class_means == few.class_means
 
 
-@pytest.mark.expensive("2,000 random cases")
-def test_class_means_match_scikit_learn() -> None:
+@RANDOM_CASES
+def test_class_means_match_scikit_learn(cases: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
     generator = torch.Generator().manual_seed(0)
-    for number in range(2000):
+    for number in range(cases):
         classes, count = 2 + number % 11, 1 + number % 40
         labels, predicted = torch.randint(0, classes, (2, count), generator=generator)
         means = evaluation_of(F.one_hot(predicted, classes).float(), labels, classes).class_means
@@ -76,11 +79,11 @@ def test_class_means_match_scikit_learn() -> None:
         assert means == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.expensive("2,000 random cases")
-def test_top5_matches_scikit_learn() -> None:
+@RANDOM_CASES
+def test_top5_matches_scikit_learn(cases: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
     generator = torch.Generator().manual_seed(0)
-    for number in range(2000):
+    for number in range(cases):
         classes, count = 6 + number % 11, 1 + number % 40
         logits = torch.randn(count, classes, generator=generator)
         labels = torch.randint(0, classes, (count,), generator=generator)

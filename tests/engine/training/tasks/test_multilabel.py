@@ -25,6 +25,9 @@ from engine.training.tasks.table import build_task
 from support.messages import raises_problem
 from support.runs.in_process import train_in_process
 
+# Random cases for a change, and for a night.
+RANDOM_CASES = pytest.mark.parametrize("cases", [100, pytest.param(2000, marks=pytest.mark.nightly)])
+
 CPU = torch.device("cpu")
 TABLE = ("data.dataset=csv", "data.path=labels.csv")
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.2, -3.0], [1.0, 1.0, 1.0], [-2.0, 0.0, 4.0]])
@@ -68,12 +71,12 @@ def test_asymmetric_loss_and_its_gradient_match_timm() -> None:
     assert torch.allclose(*torch.autograd.grad(loss, ours), *torch.autograd.grad(expected, theirs))
 
 
-@pytest.mark.expensive("2,000 random cases")
+@RANDOM_CASES
 @pytest.mark.filterwarnings("ignore")
-def test_metrics_match_scikit_learn() -> None:
+def test_metrics_match_scikit_learn(cases: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
     generator = torch.Generator().manual_seed(0)
-    for number in range(2000):
+    for number in range(cases):
         labels, count = 1 + number % 5, 2 + number % 40
         # Every other case has equal scores.
         probabilities = torch.rand(count, labels, generator=generator)

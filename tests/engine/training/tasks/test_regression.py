@@ -22,6 +22,9 @@ from engine.training.tasks.table import build_task
 from support.messages import raises_problem
 from support.runs.in_process import train_in_process
 
+# Random cases for a change, and for a night.
+RANDOM_CASES = pytest.mark.parametrize("cases", [100, pytest.param(2000, marks=pytest.mark.nightly)])
+
 CPU = torch.device("cpu")
 TABLE = ("data.dataset=csv", "data.path=labels.csv")
 NUMBERS = torch.tensor([[100.0, 7.0], [300.0, 7.0]])
@@ -68,11 +71,11 @@ def test_predictions_are_in_the_unit_of_the_targets() -> None:
     assert torch.equal(task.activate(LOGITS), torch.tensor([[250.0, 9.0], [-100.0, 7.0]]))
 
 
-@pytest.mark.expensive("2,000 random cases")
-def test_metrics_match_scikit_learn() -> None:
+@RANDOM_CASES
+def test_metrics_match_scikit_learn(cases: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
     generator = torch.Generator().manual_seed(0)
-    for number in range(2000):
+    for number in range(cases):
         predicted, targets = 100 * torch.randn(2, 2 + number % 40, 1 + number % 3, generator=generator)
         if number % 10 == 0:
             targets[:, 0] = 3
