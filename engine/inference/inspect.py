@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -37,6 +37,8 @@ from engine.runs.inspection import (
 from engine.training.tasks.base import Task
 
 THUMBNAIL_BATCH = 256
+Prediction = list[tuple[int, float]]
+"""What `Task.predict` returns of an image."""
 
 
 def inspect_checkpoint(
@@ -75,6 +77,47 @@ def inspect_checkpoint(
         paths = [by_part[part][index] for part, index in zip(whole["part"], whole["index"], strict=True)]
     inspection = Inspection(info, whole, paths)
     return inspection if root is not None else _with_thumbnails(inspection, source, result.config, result.image_format)
+
+
+@dataclass(frozen=True)
+class WorstImage:
+    """An image with a great loss: what the model predicts and what is true, as names with their values."""
+
+    name: str
+    loss: float
+    predicted: tuple[tuple[str, float], ...]
+    true: tuple[tuple[str, float], ...]
+
+
+def find_worst_images(
+    checkpoint: TrainedCheckpoint, request: InspectionRequest, device: str, count: int
+) -> list[WorstImage]:
+    """Evaluate a checkpoint, and return the images with the greatest losses. Raises UsageError as `evaluate_checkpoint`
+    does.
+
+    For a task without classes, whose images have labels or numbers; a loss is that of the scaled numbers.
+    """
+    found: list[tuple[float, Part, int, Prediction, Prediction]] = []
+
+    def collect(part: Part, indices: Indices, logits: Tensor, targets: Tensor, task: Task) -> None:
+        outputs, true = task.predict(task.activate(logits), 1), task.predict(targets, 1)
+        for row, index in enumerate(indices):
+            loss = task.validation_loss(logits[row : row + 1], targets[row : row + 1]).item()
+            found.append((loss, part, int(index), outputs[row], true[row]))
+        found.sort(key=lambda image: -image[0])
+        del found[count:]
+
+    source = evaluate_checkpoint(checkpoint, request.overrides, request.part, device, collect).source
+    names = checkpoint.classes
+    return [
+        WorstImage(
+            source.image_names(part)[index] if isinstance(source, EncodedSource) else f"{part} {index}",
+            loss,
+            tuple((names[number], value) for number, value in outputs),
+            tuple((names[number], value) for number, value in true),
+        )
+        for loss, part, index, outputs, true in found
+    ]
 
 
 def _collect(

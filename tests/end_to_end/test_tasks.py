@@ -74,5 +74,8 @@ def test_csv_becomes_onnx_file_that_predicts_the_same(task: TaskName, tmp_path: 
     page = (tmp_path / "page.html").read_text()
     assert f"<h2>{facts.outputs.capitalize()}</h2>" in page
     assert page.count("Predicted numbers upwards") == (2 if facts.outputs == "numbers" else 0)
-    refused = call("evaluate", run, "--list", "mistakes")
+    worst = json.loads(call("evaluate", run, "--list", "mistakes", "-n", 40, "--json").stdout)["lists"]["mistakes"]
+    assert np.mean([image["loss"] for image in worst]) == pytest.approx(evaluated["loss"], rel=1e-3)
+    assert worst == sorted(worst, key=lambda image: -image["loss"])
+    refused = call("evaluate", run, "--list", "uncertain")
     assert refused.exit_code == 2 and says(refused.stderr, "not-supported", "--list", facts.outputs)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.utils.codec import finite
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
 from tui.cli.config_arguments import FlagOverrides, config_flags
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from engine.runs.inspection import InspectedImage, Inspection
 
 DEFAULT_COUNT = 20
+RESULTS = ("predicted", "true")
 MEMORIZED = (
     "the model has trained on some of these images and may have learned their wrong labels; list images that it has "
     "not trained on (--split val), or use an early checkpoint (checkpoint.keep, --checkpoint FILE)"
@@ -85,11 +87,12 @@ def evaluate(
 
     Prints loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix, or the metrics of the
     task; with --list, single images instead: the most confident mistakes, the most uncertain images, or those with
-    suspicious labels.
+    suspicious labels. The mistakes of labels and numbers are the images with the greatest losses.
 
     Other data has its classes matched by name. Every image is evaluated once, in float32. A list is kept in the folder
     of the run, for the screen and the report, and used again while checkpoint and data are the same.
     """
+    from engine.config.tasks import task_facts
     from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
     from engine.runs.checkpoint_files import find_checkpoint
     from engine.runs.inspection import LIST_NAMES
@@ -105,7 +108,13 @@ def evaluate(
         return
     digest = checkpoint_digest(find_checkpoint(folder, model.checkpoint))
     request = InspectionRequest(digest, model.raw, tuple(overrides), split)
-    inspection = (None if again else find_stored(folder, request)) or evaluate_and_store(folder, model, request)
+    inspection = None if again else find_stored(folder, request)
+    if inspection is None:
+        with opened_checkpoint(folder, model) as (trained, reserved):
+            if not task_facts(trained.config).ranked:
+                print_worst_images(trained, folder, request, reserved, names, count or DEFAULT_COUNT, as_json=as_json)
+                return
+            inspection = evaluate_and_store(folder, trained, request, reserved)
     shown: dict[str, list[InspectedImage]] = {
         name: inspection.images(inspection.ranked(name, split, count or DEFAULT_COUNT))
         for name in LIST_NAMES
@@ -164,21 +173,51 @@ def print_evaluation(
         typer.echo("\n".join(evaluation_lines(result, trained, split)))
 
 
-def evaluate_and_store(folder: RunFolder, model: ModelOptions, request: InspectionRequest) -> Inspection:
+def print_worst_images(
+    trained: TrainedCheckpoint,
+    folder: RunFolder,
+    request: InspectionRequest,
+    device: str,
+    lists: Sequence[str],
+    count: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the images with the greatest losses, for a task without classes. Raises UsageError for other lists."""
+    from engine.config.tasks import task_facts
+    from engine.inference.inspect import find_worst_images
+    from engine.utils.errors import UsageError
+
+    facts = task_facts(trained.config)
+    if other := [name for name in lists if name != ListName.MISTAKES]:
+        task = trained.config.task.name
+        reason = f"{other[0]} lists images by their class, but a model of task {task} has {facts.outputs}"
+        raise UsageError.one("--list", reason, f"use --list {ListName.MISTAKES}", code="not-supported")
+    images = find_worst_images(trained, request, device, count)
+    if as_json:
+        listed = [
+            {"path": image.name, "loss": finite(image.loss)}
+            | {name: [{"name": key, facts.value: value} for key, value in getattr(image, name)] for name in RESULTS}
+            for image in images
+        ]
+        header = {"run": folder.name, "checkpoint": trained.path.name, "split": request.part}
+        print_json({**header, facts.outputs: list(trained.classes), "lists": {str(ListName.MISTAKES): listed}})
+        return
+    from tui.tables.evaluation import worst_image_lines
+
+    typer.echo("\n".join(worst_image_lines(images, facts)))
+
+
+def evaluate_and_store(
+    folder: RunFolder, trained: TrainedCheckpoint, request: InspectionRequest, device: str
+) -> Inspection:
     """Evaluate a checkpoint and store the inspection in the folder of the run. Raises UsageError.
 
     An inspection that cannot be stored is only a warning.
     """
-    with opened_checkpoint(folder, model) as (trained, reserved):
-        from engine.config.tasks import task_facts
-        from engine.inference.inspect import inspect_checkpoint
+    from engine.inference.inspect import inspect_checkpoint
 
-        if not (facts := task_facts(trained.config)).ranked:
-            from engine.utils.errors import UsageError
-
-            reason = f"lists images by their class, but a model of task {trained.config.task.name} has {facts.outputs}"
-            raise UsageError.one("--list", reason, "evaluate without --list", code="not-supported")
-        inspection = inspect_checkpoint(folder, trained, request, reserved)
+    inspection = inspect_checkpoint(folder, trained, request, device)
     from engine.inference.stored_inspection import keep_inspection
 
     if (problem := keep_inspection(folder, inspection)) is not None:

@@ -187,8 +187,9 @@ class ConfusionScreen(GputrainScreen):
         evaluations = self.evaluation_poller.value
         if evaluations is not None and not TASK_FACTS[evaluations.task].ranked:
             outputs = TASK_FACTS[evaluations.task].outputs
-            reason = f"Lists of single images are for classes; task {evaluations.task} has {outputs}"
-            self.gputrain_app.show_toast(Problem("", reason, code="not-supported"))
+            reason = f"No images by class: task {evaluations.task} has {outputs}; run `gputrain evaluate "
+            command = f"{printable(self.folder.name)} --list mistakes`"
+            self.gputrain_app.show_toast(Problem("", reason + command, code="not-supported"))
         elif evaluations is not None:
             from tui.screens.mistakes import EpochName, MistakesScreen
 

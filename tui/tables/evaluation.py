@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engine.show.table import plain_lines
+from engine.show.table import Align, Column, plain_lines
 from engine.utils.text import printable
 from engine.utils.units import format_count, format_score
 from tui.tables.confusion import class_columns, class_rows, matrix_lines
 from tui.tables.mistakes import format_probability, plain_columns
 
 if TYPE_CHECKING:
+    from engine.config.tasks import TaskFacts
     from engine.inference.evaluate import CheckpointEvaluation
+    from engine.inference.inspect import WorstImage
     from engine.inference.trained_model import TrainedCheckpoint
     from engine.runs.inspection import InspectedImage, Inspection, PartName
 
@@ -75,6 +77,22 @@ def inspection_lines(
     for name, images in lists.items():
         lines += ["", TITLES[name], *image_table(images, info.classes)]
     return lines
+
+
+def worst_image_lines(images: Sequence[WorstImage], facts: TaskFacts) -> list[str]:
+    """Return the report of `gputrain evaluate --list mistakes` for labels or numbers."""
+
+    def text(values: Sequence[tuple[str, float]], *, with_values: bool = True) -> str:
+        return ", ".join(f"{name} {format_score(value)}" if with_values else name for name, value in values) or "(none)"
+
+    has_values = facts.value != "probability"
+    columns: list[Column[WorstImage]] = [
+        Column("image", "image", lambda image: image.name),
+        Column("loss", "loss", lambda image: format_score(image.loss), Align.RIGHT),
+        Column("true", "true", lambda image: text(image.true, with_values=has_values)),
+        Column("predicted", "predicted", lambda image: text(image.predicted)),
+    ]
+    return ["Images with the greatest losses", *plain_lines(columns, images)]
 
 
 def image_table(images: Sequence[InspectedImage], classes: Sequence[str]) -> list[str]:
