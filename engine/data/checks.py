@@ -159,12 +159,12 @@ def empty_class_warnings(source: ImageSource) -> list[Problem]:
 
 
 def _unvalidated_class_warnings(source: ImageSource) -> Iterator[Problem]:
-    """Yield a warning if classes with training images have no validation image, but others have."""
+    """Yield a warning if classes with training images have no validation image, though there are some."""
     in_train, in_val = class_counts(source), class_counts(source, "val")
     names = [source.classes[label] for label in np.flatnonzero((in_train > 0) & (in_val == 0))]
-    if names and in_val.any():
+    if names and source.num_images("val"):
         subject = "a class has" if len(names) == 1 else f"{len(names)} classes have"
-        reason = f"{subject} no validation image, so the validation accuracy leaves out {list_names(names)}"
+        reason = f"{subject} no validation image, so the validation metrics leave out {list_names(names)}"
         yield Problem("data", reason, "add images", code="empty-class")
 
 

@@ -348,15 +348,13 @@ def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> Ex
         return ExitCode.FAILED
     if result.state == "finished":
         best = recorder.history.best
-        message = ""
+        parts = [describe_early_stop(recorder.history)]
         if best is not None:
             monitor, value = recorder.history.monitor, recorder.history.monitor.of_epoch(best)
-            message = f"{monitor.label} {format_metric(monitor, value or 0.0)} in epoch {best.epoch}"
-        if early_stop := describe_early_stop(recorder.history):
-            message = f"{early_stop}; {message}"
+            parts.append(f"{monitor.label} {format_metric(monitor, value or 0.0)} in epoch {best.epoch}")
         util = [mean for use in recorder.history.gpus.values() if (mean := use.mean("util")) is not None]
-        message += f"; GPU utilization {sum(util) / len(util):.0f}%" if util else ""
-        recorder.record(RunFinished(state="finished", message=message))
+        parts += [f"GPU utilization {sum(util) / len(util):.0f}%"] if util else []
+        recorder.record(RunFinished(state="finished", message="; ".join(filter(None, parts))))
         return ExitCode.FINISHED
     reason = f"{result.reason}; " if result.reason else ""
     recorder.record(RunFinished(state="stopped", message=reason + hint + suffix))

@@ -225,10 +225,11 @@ def describe_run_setup(event: RunStarted) -> str:
     held_out = f" and {event.val_images} for validation"
     if event.test_images:
         held_out = f", {event.val_images} for validation and {event.test_images} for the test"
+    outputs = event.outputs if event.classes != 1 else event.outputs.removesuffix("s")
     return (
         f"{describe_devices(event)}{start_method}, global batch size {event.global_batch}, "
         f"{pluralize(event.steps_per_epoch, 'step')} per epoch, {pluralize(event.epochs, 'epoch')}, "
-        f"{event.train_images} images for training{held_out} in {event.classes} classes, {describe_parameters(event)}"
+        f"{event.train_images} images for training{held_out}, {event.classes} {outputs}, {describe_parameters(event)}"
         f"{image_format}, {event.pipeline} pipeline ({event.pipeline_reason}){precision}"
     )
 

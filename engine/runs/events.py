@@ -98,7 +98,9 @@ class RunStarted(SessionStarted, frozen=True, kw_only=True, tag="run_started"):
     test_images: Count = 0
     """Number of test images, which are evaluated once at the end of the run."""
     classes: Count
-    """Number of classes."""
+    """Number of classes, labels or numbers that the model predicts."""
+    outputs: str = "classes"
+    """What the model predicts: classes, labels or numbers."""
     parameters: Count
     """Number of model parameters, frozen ones included."""
     workers: Count

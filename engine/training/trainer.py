@@ -20,6 +20,7 @@ from torch.distributed import Store
 
 from engine.config.monitor import monitored_name
 from engine.config.precision import AmpChoice, describe_precision
+from engine.config.tasks import task_facts
 from engine.data.checks import enlarged_edge, fitting_size
 from engine.data.device import InputPipeline
 from engine.data.plan import uses_threads
@@ -236,6 +237,7 @@ class Trainer:
             val_images=sampler.val_images,
             test_images=self.data.source.num_images("test"),
             classes=len(self.data.source.classes),
+            outputs=task_facts(self.config).outputs,
             parameters=count_parameters(model.network),
             precision=self._describe_precision(),
             trainable_parameters=sum(p.numel() for p in model.network.parameters() if p.requires_grad),

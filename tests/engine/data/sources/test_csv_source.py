@@ -178,6 +178,15 @@ def test_csv_source_skips_missing_and_unreadable_images_and_repeated_lines(photo
     assert len(labels_by_image(source)) == 7
 
 
+def test_csv_source_warns_of_labels_that_no_validation_image_has(photos: Path) -> None:
+    content = "image,tags,split\n" + rows("a;b,train", "b,train", "a,train", ",val")
+    table = photos / "labels.csv"
+    table.write_text(content)
+    config = resolve_config(str(table), ["task.name=multilabel", "data.image_size=16"]).config
+    warnings = dataset_warnings(config, open_source(config))
+    assert has_problem(warnings, "empty-class", "data", "2 classes have no validation image", "a, b")
+
+
 def test_csv_source_warns_of_label_without_image(photos: Path) -> None:
     overrides = ("data.image_size=16", "task.name=multilabel")
     source = open_table(photos, "image,a,b\n" + rows("1,0", "0,0"), *overrides)

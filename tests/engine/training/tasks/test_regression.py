@@ -14,12 +14,15 @@ from engine.config.loader import resolve_config
 from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.evaluations import read_evaluations
+from engine.runs.event_lines import describe_run_setup
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.metrics import Evaluation, Metrics
 from engine.training.tasks.base import Task
 from engine.training.tasks.table import build_task
 from support.messages import raises_problem
+from support.replace import replace
+from support.runs.event_factories import make_run_started
 from support.runs.in_process import train_in_process
 
 # Random cases for a change, and for a night.
@@ -125,6 +128,11 @@ def test_run_chooses_its_best_epoch_by_mae_and_keeps_the_scale(
     evaluated = evaluate_checkpoint(read_trained_checkpoint(RunFolder(tmp_path / "run")))
     assert evaluated.evaluation.own["mae"] == pytest.approx(min(errors))
     assert evaluated.images_per_class == [64]
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, ", 1 number, "), (2, ", 2 numbers, ")])
+def test_start_of_a_run_says_what_it_predicts(count: int, text: str) -> None:
+    assert text in describe_run_setup(replace(make_run_started(), classes=count, outputs="numbers"))
 
 
 def test_numbers_of_other_data_take_the_order_of_the_model() -> None:
