@@ -296,6 +296,13 @@ _RULES = (
     Rule("loss.label_smoothing", ("loss.name",), _on_user_loss),
     Rule("loss.class_weights", ("loss.name",), _on_user_loss),
     Rule(
+        "loss.class_weights",
+        ("loss.name",),
+        broken_if(
+            lambda config: config.loss.name == "asl", "with loss.name=asl, which weighs labels by its own factors"
+        ),
+    ),
+    Rule(
         "optim.clip_norm_type",
         ("optim.clip_norm",),
         broken_if(lambda config: not config.optim.clip_norm, "without optim.clip_norm"),

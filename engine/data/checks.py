@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.schema import Config
+from engine.config.tasks import task_facts
 from engine.config.training_sections import BUILTIN_MODELS
 from engine.config.user_code import is_user_code
 from engine.data.sampler import DistributedBatchSampler, Part
@@ -103,7 +104,7 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
         problems.append(
             Problem(
                 "data.num_classes",
-                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes",
+                f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} {task_facts(config).outputs}",
                 "remove it",
                 code="conflict",
             )

@@ -35,6 +35,16 @@ def no_effect(*overrides: str, base: str | None = "digits") -> list[Problem]:
         (["device.parallel=dp", "device.bucket_cap_mb=50"], ["device.parallel=dp", "ddp"]),
         (["device.parallel=dp", "device.compress=bf16"], ["device.parallel=dp", "ddp"]),
         (["loss.name=my:loss", "loss.label_smoothing=0.1"], ["loss.name=my:loss"]),
+        (
+            [
+                "task.name=multilabel",
+                "data.dataset=csv",
+                "data.path=a.csv",
+                "loss.name=asl",
+                "loss.class_weights=balanced",
+            ],
+            ["loss.name=asl"],
+        ),
         (["run.early_stop_min_delta=0.1"], ["run.early_stop"]),
         (["data.workers=0", "data.prefetch=2"], ["data.workers=0"]),
         (["data.fit=squash"], []),
