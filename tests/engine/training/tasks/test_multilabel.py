@@ -54,6 +54,15 @@ def test_bce_matches_torch_with_the_weight_of_balanced_classes() -> None:
     assert torch.equal(balanced.validation_loss(LOGITS, TARGETS), multilabel(3).loss(LOGITS, TARGETS))
 
 
+def test_label_of_all_images_keeps_a_weight() -> None:
+    config = resolve_config(None, ["task.name=multilabel", *TABLE, "loss.class_weights=balanced"]).config
+    labels = np.array([[1, 0]] * 4, np.uint8)
+    task = build_task(config, ("always", "never"), CPU, lambda: labels)
+    targets = torch.tensor([[1.0, 0.0]])
+    expected = F.binary_cross_entropy_with_logits(torch.zeros(1, 2), targets, pos_weight=torch.tensor([1 / 3, 3.0]))
+    assert torch.allclose(task.loss(torch.zeros(1, 2), targets), expected)
+
+
 def test_focal_loss_matches_torchvision_with_the_weight_of_balanced_classes() -> None:
     focal = ("loss.name=focal", "loss.focal_gamma=3", "loss.focal_alpha=0.4")
     expected = sigmoid_focal_loss(LOGITS, TARGETS, alpha=0.4, gamma=3)
