@@ -43,7 +43,15 @@ from engine.runs.curves import default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.labels import NO_LABELS, read_labels
 from engine.runs.metrics import NO_METRICS, Better, Metric
-from engine.show.charts import Chart, Place, charts_of, compared_charts, curve_labels, foreign_charts
+from engine.show.charts import (
+    Chart,
+    Place,
+    charts_of,
+    charts_without_accuracy,
+    compared_charts,
+    curve_labels,
+    foreign_charts,
+)
 from engine.show.foreign_run import OnRead
 from engine.show.table import Column
 from engine.utils.libraries import import_library
@@ -107,7 +115,8 @@ def _charts(runs: Sequence[ReportedRun]) -> Iterator[tuple[Chart, Mapping[str, s
         charts = compared_charts([run.curves for run in runs], charts_of(Place.REPORT_OF_SEVERAL))
         yield from ((chart, {}) for chart in charts)
     elif not foreign:
-        yield from ((chart, {}) for chart in charts_of(Place.REPORT_OF_ONE))
+        charts = [*charts_of(Place.REPORT_OF_ONE), *charts_without_accuracy(runs[0].curves)]
+        yield from ((chart, {}) for chart in charts)
     else:
         # Training and validation share one chart, by the names of their metrics.
         keys = foreign[0].keys

@@ -32,8 +32,10 @@ _STEP_FIELDS = ("lr", *STEP_QUANTITIES)
 STEP_METRICS = ("train_loss", *_STEP_FIELDS)
 """Metrics with values of steps; all others have one for each epoch."""
 # Metrics of an epoch that each epoch has: without a finite value, the curve has a gap.
-RESULTS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy")
-COUNTED = (EPOCH_LOSS, *RESULTS[:4])
+LOSSES = ("train_loss", "val_loss", "best_val_loss")
+RESULTS = (*LOSSES, "train_accuracy", "val_accuracy", "best_val_accuracy")
+"""With those of a task that has an accuracy."""
+COUNTED = (EPOCH_LOSS, "train_loss", "train_accuracy", "val_loss", "val_accuracy")
 """Metrics whose values that are not finite are counted."""
 
 
@@ -106,7 +108,9 @@ class JournalPoints:
     def _epoch_points(self, event: EpochEvent) -> Iterable[Point]:
         """Yield the metrics of an epoch that are known. Its results have gaps where they are not finite."""
         values = {key: metric.of_epoch(event) for key, metric in METRICS.items() if metric.epoch is not None}
-        values = {key: value for key, value in values.items() if value is not None or key in RESULTS}
+        has_accuracy = event.train_accuracy is not None or event.val_accuracy is not None
+        results = RESULTS if has_accuracy else LOSSES
+        values = {key: value for key, value in values.items() if value is not None or key in results}
         values[EPOCH_LOSS] = values["train_loss"]
         values |= {own_metric(name).key: value for name, value in event.metrics.items()}
         time = self._steps[-1].time + self._offset_s if self._steps else self._trained_s

@@ -165,8 +165,8 @@ class Kind(IntEnum):
 def run_charts(curves: Curves) -> list[Chart]:
     """Return the charts of a run, the most important ones first.
 
-    A training has those of the table, with its own metrics that share the scale of the accuracy, 0 to 1. The metrics of
-    any other run are grouped.
+    A training has those of the table, with its own metrics that share the scale of the accuracy, 0 to 1. Without an
+    accuracy, its metrics take the place of that chart. The metrics of any other run are grouped.
     """
     names = curves.names
     if not curves.is_own:
@@ -180,9 +180,27 @@ def run_charts(curves: Curves) -> list[Chart]:
     for chart in charts_of(Place.RUN):
         if chart.is_optional and names and not chart.metrics.keys() & names:
             continue
+        if chart.id == "accuracy" and (instead := charts_without_accuracy(curves)):
+            charts += instead
+            continue
         metrics = {name: source for name, source in chart.metrics.items() if source in shown}
         metrics |= dict.fromkeys(shares if chart.id == "accuracy" else (), MeasuredOn.ONLY)
         charts.append(replace(chart, metrics=metrics))
+    return charts
+
+
+def charts_without_accuracy(curves: Curves) -> list[Chart]:
+    """Return the charts of the metrics of a training without an accuracy: those that are best when low, and when high.
+    Empty for other runs."""
+    names = [name for name in curves.names if name.startswith(METRIC_PREFIX)]
+    if not curves.is_own or not CHARTS["accuracy"].metrics.keys().isdisjoint(curves.names):
+        return []
+    charts = []
+    for title, better in (("errors", Better.LOW), ("scores", Better.HIGH)):
+        metrics = {name: MeasuredOn.ONLY for name in names if find_metric(name).better is better}
+        if metrics:
+            alone = next(iter(metrics)).removeprefix(METRIC_PREFIX) if len(metrics) == 1 else title
+            charts.append(Chart(title, alone, metrics, log=better is Better.LOW))
     return charts
 
 
@@ -201,8 +219,11 @@ def foreign_charts(curves: Curves) -> list[Chart]:
 
 
 def compared_charts(runs: Sequence[Curves], charts: Sequence[Chart]) -> list[Chart]:
-    """Return the charts that at least one of several runs has values for, then those of other foreign metrics."""
+    """Return the charts that at least one of several runs has values for, then those of metrics of trainings without an
+    accuracy and of other foreign metrics."""
     known = [chart for chart in charts if any(run.has(key) for run in runs for key in chart.metrics)]
+    instead = [name for run in runs for chart in charts_without_accuracy(run) for name in chart.metrics]
+    known += [metric_chart(name) for name in dict.fromkeys(instead)]
     shown = {key for chart in charts for key in chart.metrics}
     foreign = [run for run in runs if not run.is_own]
     names = [name for chart in group_metrics(name for run in foreign for name in run.keys) for name in chart.metrics]

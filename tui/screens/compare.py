@@ -18,7 +18,7 @@ from engine.runs.curves import NO_BLOCKS, X_AXES, Curves, XAxis, default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import format_metric, metric_of_key
-from engine.show.charts import Chart, Place, charts_of, compared_charts
+from engine.show.charts import Chart, Place, charts_of, charts_without_accuracy, compared_charts
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN
 from tui.charts.plot import Curve
@@ -287,12 +287,13 @@ class CompareScreen(ChartScreen):
         self.action_open()
 
     def _chart_rows(self) -> list[Chart]:
-        """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs.
+        """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs
+        and of trainings without an accuracy.
 
-        Runs of gputrain have all of the first ones before they have values, except for optional ones."""
+        Other runs of gputrain have all of the first ones before they have values, except for optional ones."""
         runs, charts = self.data.known, charts_of(Place.COMPARE)
         rows = compared_charts(runs, charts)
-        if any(not run.is_own for run in runs):
+        if any(not run.is_own or charts_without_accuracy(run) for run in runs):
             return rows
         return [row for row in charts if row in rows or not (row.is_optional and runs)]
 

@@ -76,12 +76,17 @@ def _log_line(line: str, by_line: dict[str | None, EpochEvent]) -> Text:
 def _epoch_metrics(epoch: EpochEvent) -> Text:
     """Return what an epoch reached, the most important metrics first."""
     shown = partial(format_of_epoch, epoch, pad(UNKNOWN, 6, Align.RIGHT))
+
+    def with_accuracy(loss: str, accuracy: str) -> str:
+        has_none = epoch.val_accuracy is None and epoch.train_accuracy is None
+        return shown(loss) if has_none else f"{shown(loss)} / {shown(accuracy)}"
+
     text = Text.assemble(
         (f"epoch {pad(str(epoch.epoch), 3, Align.RIGHT)}", STRONG),
         ("   val ", VALIDATION_STYLE),
-        f"{shown('val_loss')} / {shown('val_accuracy')}",
+        with_accuracy("val_loss", "val_accuracy"),
         ("   train ", TRAIN_STYLE),
-        f"{shown('train_loss')} / {shown('train_accuracy')}",
+        with_accuracy("train_loss", "train_accuracy"),
         no_wrap=True,
         end="",
     )

@@ -154,7 +154,7 @@ def repeated_image_warnings(paths: dict[Part, list[str]], digests: dict[Part, ND
             others = " or ".join(PART_NOUNS[name] for name in earlier)
             found = f"{len(repeated)} of {len(paths[part])} ({names})"
             reason = f"{PART_NOUNS[part]} images that are also {others} images: {found}"
-            advice = "remove the copies: the accuracy on images that the model has learned says little"
+            advice = "remove the copies: the results on images that the model has learned say little"
             yield Problem("data.path", reason, advice, code="images-repeated")
         earlier.append(part)
 

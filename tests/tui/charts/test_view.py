@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.runs.curves import Curves, XAxis
 from engine.runs.events import StepEvent
 from engine.runs.journal_source import JournalPoints
-from engine.show.charts import run_charts
+from engine.show.charts import compared_charts, run_charts
 from support.replace import replace
 from support.runs.curves import curves_of
 from support.runs.event_factories import make_epoch, make_run_started, make_step
@@ -70,3 +70,13 @@ def test_own_metrics_between_0_and_1_are_curves_of_the_accuracy_chart() -> None:
     data = curves_of(make_run_started(), *epochs)
     assert [(curve.label, curve.is_dashed) for curve in drawn(data, "accuracy")[2:]] == [("f1", True)]
     assert [curve.label for curve in drawn(data, "loss")] == ["train", "val"]
+
+
+def test_metrics_of_a_task_without_accuracy_have_charts_of_their_own() -> None:
+    metrics = {"mae": 9.0, "rmse": 12.0, "r2": -0.5}
+    epoch = replace(make_epoch(1), train_accuracy=None, val_accuracy=None, val_top5=None, metrics=metrics)
+    data = curves_of(make_run_started(), epoch)
+    assert [chart.id for chart in run_charts(data)[:3]] == ["loss", "errors", "scores"]
+    assert [(curve.label, curve.series.y.tolist()) for curve in drawn(data, "errors")] == [("mae", [9]), ("rmse", [12])]
+    assert (run_charts(data)[2].title, data.count_not_finite(data.names)) == ("r2", 0)
+    assert [chart.id for chart in compared_charts([data], [])] == ["metrics.mae", "metrics.rmse", "metrics.r2"]

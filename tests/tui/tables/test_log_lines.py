@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine.runs.event_lines import event_line
+from support.replace import replace
+from support.runs.event_factories import make_epoch
 from tui.tables.log_lines import fit_bar, log_lines, output_line
 
 
@@ -48,3 +51,9 @@ def test_fit_bar_keeps_colors() -> None:
     text = fit_bar(output_line("\x1b[31ma\x1b[0m|██████████| \x1b[32m10\x1b[0m"), 10)
     assert text.plain == "a|████| 10"
     assert [text.plain[span.start : span.end] for span in text.spans] == ["a", "10"]
+
+
+def test_log_line_of_an_epoch_without_accuracy_has_none() -> None:
+    epoch = replace(make_epoch(2), train_accuracy=None, val_accuracy=None, metrics={"mae": 3.0})
+    (text,) = log_lines([f"2026-01-02 10:11:12  {event_line(epoch)}"], [epoch])
+    assert "val 0.5500   train 0.5000   mae 3.0000 " in text.plain
