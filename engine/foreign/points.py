@@ -32,6 +32,10 @@ class StepAxes:
     steps_per_epoch: int
     sessions: tuple[tuple[int, int], ...]
     """Last step before each session, and the images of a step in it: a resumed session may have another batch size."""
+    monitor: str = "accuracy"
+    """Metric of the validation that selects the best epoch."""
+    monitor_mode: str = "max"
+    """Whether its maximum (max) or its minimum (min) is best."""
 
     def positions(self, steps: NDArray[np.float64], axis: str) -> NDArray[np.float64]:
         """Return epochs, steps or images; steps where the axis is unknown."""

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+from engine.config.monitor import monitored_name
 from engine.inference.export_program import INPUT_NAME, MODEL_FILES, output_name, write_model_file
 from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
 from engine.inference.model_card import model_card
@@ -173,6 +174,8 @@ def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: Histo
         epoch=None if epoch is None else epoch.epoch,
         val_accuracy=None if scores is None else scores.accuracy,
         val_metrics={} if scores is None else scores.metrics,
+        monitor=monitored_name(checkpoint.config),
+        monitor_value=None if scores is None else scores.value(monitored_name(checkpoint.config)),
         ema=checkpoint.ema,
         weights_sha256=hash_weights(checkpoint.weights),
         model=Architecture(source=model.source, name=model.name, options=model.options),

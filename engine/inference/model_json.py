@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from engine.config.monitor import DEFAULT_MONITOR
 from engine.config.task_section import TaskName
 from engine.utils.codec import ENTRIES, Count, FileRecord, Finite, Meta, Number, Record, field
 
@@ -73,8 +74,9 @@ class ExportedTask(Record, frozen=True, kw_only=True):
 class ModelDescription(FileRecord, frozen=True, kw_only=True):
     """Content of model.json.
 
-    `epoch` is null for a checkpoint within an epoch, `val_accuracy` if it is not known. `val_metrics` are others of the
-    validation. `classes` are the names of classes, labels or numbers, and `output` is how they follow from the logits.
+    `epoch` is null for a checkpoint within an epoch, `val_accuracy` and `monitor_value`, that of the metric of
+    `run.monitor`, if it is not known. `val_metrics` are others of the validation. `classes` are the names of classes,
+    labels or numbers, and `output` is how they follow from the logits.
     """
 
     gputrain: str
@@ -84,6 +86,8 @@ class ModelDescription(FileRecord, frozen=True, kw_only=True):
     epoch: Count | None
     val_accuracy: Share | None
     val_metrics: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
+    monitor: str = DEFAULT_MONITOR
+    monitor_value: Finite | None = None
     ema: bool
     weights_sha256: str
     model: Architecture

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from engine.runs.metrics import METRICS, format_known
+from engine.runs.monitor import best_text
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_duration
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from engine.config.notify_section import Occasion
     from engine.runs.run_record import RunRecord
 
-BEST = "best_val_accuracy"
 MAX_TITLE_CHARS = 200
 MAX_LINE_CHARS = 600
 MAX_LINES = 6
@@ -97,8 +96,8 @@ def _progress(record: RunRecord, *, with_best: bool) -> str:
     if not (planned := record.count("total_epochs")):
         return ""
     text = f"{record.count('epochs')} of {pluralize(planned, 'epoch')} in {format_duration(record.seconds)}"
-    if with_best and (best := format_known(BEST, record.values.get(BEST))):
-        text += f", {METRICS[BEST].label} {best}"
+    if with_best and (best := best_text(record)):
+        text += f", {best}"
     return text
 
 

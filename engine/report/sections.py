@@ -218,9 +218,10 @@ def class_section(run: OwnRun) -> ClassSection:
     if not facts.ranked:
         return _output_section(evaluations)
     loss = format_score(best.loss)
+    own = (f", {name} {format_score(value)}" for name, value in best.metrics.items())
     head = (
         f"Best epoch {best.epoch}: {best.images:,} validation images, loss {loss}, "
-        f"top-1 {format_score(best.top1)}, top-5 {format_score(best.top5)}."
+        f"top-1 {format_score(best.top1)}, top-5 {format_score(best.top5)}{''.join(own)}."
     )
     counts, accuracies = best.read_counts(), best.accuracies()
     rows = []

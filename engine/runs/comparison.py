@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from engine.config.differences import (
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import (
+    METRICS,
     NO_METRICS,
     Better,
     Metric,
@@ -47,7 +47,7 @@ MAX_REPORTED_RUNS = 16
 DATASETS_WITHOUT_FILES = {"digits", "fake"}
 # Tables show all other metrics of the registry.
 OMITTED_KEYS = {
-    *("best", "val_accuracy", "val_loss", "train_accuracy", "total_epochs", "step", "steps", "eta_seconds", "rate_now"),
+    *("val_accuracy", "val_loss", "train_accuracy", "total_epochs", "step", "steps", "eta_seconds", "rate_now"),
     *("data_wait", "mfu", "grad_norm", "parameters", "queue_place"),
 }
 
@@ -197,9 +197,9 @@ def compare_runs(runs: Sequence[RunRow], directions: Mapping[str, Better] = NO_M
     if len(monitors) > 1:
         reason = f"The runs choose their best epochs by different metrics: {', '.join(monitors)}"
         notes.append(Problem("", reason, code="not-comparable"))
-    better = Better.NEITHER if monitor is None else monitor.better
-    known = (dataclasses.replace(metric, better=better) if metric.key == "best" else metric for metric in metrics)
-    return Comparison(tuple(runs), tuple(known), differences, _seed_groups(runs), tuple(notes), monitor)
+    if monitor is not None and monitor.key not in METRICS:
+        metrics.append(monitor)
+    return Comparison(tuple(runs), tuple(metrics), differences, _seed_groups(runs), tuple(notes), monitor)
 
 
 def _differences(runs: Sequence[RunRow]) -> list[KeyDifference]:

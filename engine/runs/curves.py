@@ -24,7 +24,8 @@ from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, UNIX_TIMES, Reading
 from engine.foreign.restarts import restart_note
 from engine.runs.foreign_record import metric_keys
 from engine.runs.metric_rules import renaming_of
-from engine.runs.metrics import METRIC_PREFIX, METRICS
+from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, format_metric
+from engine.runs.monitor import monitor_of
 from engine.runs.series import (
     EPOCH,
     FINITE,
@@ -80,12 +81,20 @@ class Extremes(Figures):
 
 @dataclass(frozen=True)
 class BestEpoch:
-    """The epoch with the highest validation accuracy, of the EMA weights if there are any, and its x position."""
+    """The epoch with the best value of the `monitor` of a training, of the EMA weights if there are any, and its x
+    position."""
 
     epoch: int
     x: float
-    accuracy: float
+    monitor: Metric
+    value: float
     of_ema: bool
+
+    @property
+    def text(self) -> str:
+        """The value, with the name of another monitor than the accuracy."""
+        name = "best" if self.monitor is METRICS["best_val_accuracy"] else self.monitor.label
+        return f"{name} {format_metric(self.monitor, self.value)} @{self.epoch}"
 
 
 class Curves:
@@ -386,19 +395,22 @@ class Curves:
         return any(bool((np.diff(x) == 0).any()) for x in positions)
 
     def best(self, axis: XAxis) -> BestEpoch | None:
-        """Return the best epoch of a training, see `Metric.best_of`; None without a validation accuracy."""
-        scores, losses = self._columns("best_val_accuracy"), self._columns("best_val_loss")
-        if not self.is_own or not np.isfinite(scores[HIGH]).any():
+        """Return the best epoch of a training, see `Metric.best_of`; None without a value of its monitor."""
+        axes = self._step_axes
+        if axes is None:
             return None
-        accuracy = float(np.nanmax(scores[HIGH]))
-        equals = np.flatnonzero(scores[HIGH] == accuracy).tolist()
-        best = max(
-            equals, key=lambda at: METRICS["best_val_accuracy"].rank(accuracy, finite(float(losses[LOW, at])), at)
-        )
+        monitor = monitor_of(axes.monitor, axes.monitor_mode)
+        scores, losses = self._columns(monitor.key), self._columns("best_val_loss")
+        values, best_of = (scores[LOW], np.nanmin) if monitor.better is Better.LOW else (scores[HIGH], np.nanmax)
+        if not np.isfinite(values).any():
+            return None
+        value = float(best_of(values))
+        equals = np.flatnonzero(values == value).tolist()
+        best = max(equals, key=lambda at: monitor.rank(value, finite(float(losses[LOW, at])), at))
         column = scores[:, [best]]
         with self._lock:
             x = float(self._positions(column, column[STEP_HIGH], axis)[0])
-        return BestEpoch(int(scores[EPOCH, best]), x, accuracy, self.has("ema_val_accuracy"))
+        return BestEpoch(int(scores[EPOCH, best]), x, monitor, value, self.has("ema_val_accuracy"))
 
 
 _NO_METRIC = Blocks()

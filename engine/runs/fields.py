@@ -33,6 +33,7 @@ from engine.runs.metrics import (
     own_metric,
     own_metrics,
 )
+from engine.runs.monitor import record_monitor
 from engine.runs.run_config import default_values
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import UNREADABLE, RunRow
@@ -108,6 +109,7 @@ ROW_FIELDS: Mapping[str, Field] = {
     field.name: field
     for field in (
         Field("name", FieldKind.TEXT, lambda row: row.name),
+        Field("best", FieldKind.SHARE, lambda row: record_monitor(row.record).of_run(row.record), descending=True),
         Field("state", FieldKind.TEXT, lambda row: row.state, choices=(*RunState, *SHOWN_STATES)),
         Field("tags", FieldKind.TAGS, lambda row: row.tags),
         Field("note", FieldKind.TEXT, lambda row: row.note),

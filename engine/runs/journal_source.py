@@ -20,6 +20,7 @@ from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunRe
 from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalFollower
 from engine.runs.metrics import METRICS, STEP_QUANTITIES, own_metric
+from engine.runs.monitor import monitor_of
 from engine.runs.series import FloatArray
 from engine.utils.codec import UNSET
 
@@ -80,7 +81,8 @@ class JournalPoints:
     def _start_session(self, event: RunStarted, reading: Reading) -> None:
         first_step = event.from_step if isinstance(event, RunResumed) else 0
         earlier = self._axes.sessions[: bisect_left(self._axes.sessions, (first_step,))]
-        self._axes = StepAxes(event.steps_per_epoch, (*earlier, (first_step, event.global_batch)))
+        sessions = (*earlier, (first_step, event.global_batch))
+        self._axes = StepAxes(event.steps_per_epoch, sessions, event.monitor, event.monitor_mode)
         self._offset_s, self._pause_start, self._step = self._trained_s - event.time, None, first_step
         if isinstance(event, RunResumed):
             reading.void_from(first_step + 1)
@@ -113,6 +115,8 @@ class JournalPoints:
         values = {key: value for key, value in values.items() if value is not None or key in results}
         values[EPOCH_LOSS] = values["train_loss"]
         values |= {own_metric(name).key: value for name, value in event.metrics.items()}
+        if (monitor := monitor_of(self._axes.monitor, self._axes.monitor_mode)).key not in METRICS:
+            values[monitor.key] = monitor.of_epoch(event)
         time = self._steps[-1].time + self._offset_s if self._steps else self._trained_s
         for name, value in values.items():
             if name not in STEP_METRICS:

@@ -189,8 +189,6 @@ def _rows() -> Iterable[Metric]:
     return (
         Metric("best_val_accuracy", "best val acc", "validation accuracy of the best epoch, of the EMA weights if any",
                score, high, best, lambda epoch: epoch.selected("accuracy")),
-        Metric("best", "best", "value of run.monitor of the best epoch, of the EMA weights if any", score, high, best,
-               run=lambda run: None if (epoch := run.best) is None else run.monitor.of_epoch(epoch)),
         Metric("best_epoch", "best epoch", "epoch with the best value of run.monitor, of equals the lowest loss",
                count, neither, best, run=_of(best_epoch, lambda epoch: epoch.epoch)),
         Metric("best_epoch_val_loss", "val loss at best", "validation loss of the best epoch, of the EMA weights"
@@ -270,6 +268,8 @@ def values_of(history: History) -> dict[str, float | None]:
     best = history.best
     numbers = {row.key: row.of_history(history, best) for row in METRICS.values() if row.is_recorded}
     values: dict[str, float | None] = {key: value for key, value in numbers.items() if value is not None}
+    if best is not None:
+        values["best"] = history.monitor.of_epoch(best)
     known: dict[str, list[float]] = {}
     for epoch in history.epochs:
         for name, number in epoch.metrics.items():

@@ -128,9 +128,9 @@ class RunRecord(RunFields, frozen=True):
     """
 
     values: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
-    """Its numbers: those of the registry by their keys, and by `metrics.NAME`, `lowest_metrics.NAME` and
-    `highest_metrics.NAME` the user's own ones of the last epoch and the least and greatest of all epochs. An unknown
-    number is missing; one of the user that is not finite is None."""
+    """Its numbers: those of the registry by their keys, `best` the value of `monitor` of the best epoch, and by
+    `metrics.NAME`, `lowest_metrics.NAME` and `highest_metrics.NAME` the user's own ones of the last epoch and the least
+    and greatest of all epochs. An unknown number is missing; one of the user that is not finite is None."""
 
     def count(self, key: str) -> int:
         """Return a number of things; 0 if it is unknown."""
@@ -221,7 +221,7 @@ _TYPES: dict[Unit, Any] = {Unit.COUNT: Count, Unit.SECONDS: Seconds, Unit.RATE: 
 
 
 def _type_of(key: str) -> Any:
-    return _TYPES.get(METRICS[key].unit, Finite)
+    return _TYPES.get(METRICS[key].unit, Finite) if key in METRICS else Finite
 
 
 _VALUES: Any = Annotated[dict[str, Finite | None], ENTRIES]

@@ -24,6 +24,7 @@ from engine.runs.fields import (
 from engine.runs.foreign_record import by_importance, known_keys
 from engine.runs.keys import parse_key
 from engine.runs.metrics import NO_METRICS
+from engine.runs.monitor import record_monitor
 from engine.runs.query import Query, parse_query
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials, group_trials
@@ -54,6 +55,9 @@ class SortOrder:
         numbers, texts, unknown = list[tuple[float, RunRow]](), list[tuple[str, RunRow]](), list[RunRow]()
         for row in rows:
             value = self.field.value(row)
+            if self.field.name == "best" and value is not None:
+                # The least value of a loss is the best one.
+                value = record_monitor(row.record).merit(value)
             if value is None or value == ():
                 unknown.append(row)
             elif isinstance(value, int | float):

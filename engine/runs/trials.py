@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from engine.runs.folder import RunState
-from engine.runs.metrics import METRICS
+from engine.runs.monitor import record_monitor
 from engine.runs.run_row import RunRow
 from engine.utils.codec import FileRecord, Meta, find_record, replace
 
@@ -56,15 +56,15 @@ class BestTrial(FileRecord, frozen=True, kw_only=True):
 
 
 def best_trial(trials: Sequence[RunRow]) -> RunRow:
-    """Return the trial that the sweep recorded as its best one, else that with the best validation accuracy. A single
-    run is its own best one, also if it is no trial."""
+    """Return the trial that the sweep recorded as its best one, else the best one by the monitor of the
+    trials. A single run is its own best one, also if it is no trial."""
     if len(trials) == 1:
         return trials[0]
     sweep = Path(trials[0].folder).with_name(trials[0].sweep)
     recorded = find_record(sweep / BEST_TRIAL_FILE, BestTrial, MAX_BEST_TRIAL_BYTES)
     if recorded is not None and (best := next((row for row in trials if row.name == recorded.run), None)) is not None:
         return best
-    metric = METRICS["best_val_accuracy"]
+    metric = record_monitor(trials[0].record)
     return max(
         trials, key=lambda row: metric.rank(metric.of_run(row.record), row.record.values.get("best_epoch_val_loss"), 0)
     )

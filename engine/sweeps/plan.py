@@ -19,7 +19,9 @@ from engine.command.devices import PLACEHOLDERS, fill, find_placeholders
 from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import ConfigError, parse_value, resolve_config
+from engine.config.monitor import DEFAULT_MONITOR, monitored_name, task_scores
 from engine.config.schema import Config, as_stored
+from engine.config.user_code import is_user_code
 from engine.config.yaml_io import to_yaml
 from engine.gpus.device_preview import check_devices_exist, preview_devices
 from engine.gpus.selection import NotFreeError
@@ -29,7 +31,10 @@ from engine.launch.request import RunRequest
 from engine.models.catalog import resolve_model_source
 from engine.models.weights_file import weights_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
-from engine.sweeps.settings import DeviceKey, SweepSettings
+from engine.runs.keys import quote_key
+from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
+from engine.runs.monitor import config_monitor
+from engine.sweeps.settings import MONITORED, DeviceKey, SweepSettings
 from engine.sweeps.space import Range, Space, Value, grid_size, overrides_of, value_text
 from engine.sweeps.study import first_values
 from engine.utils import codec
@@ -37,6 +42,7 @@ from engine.utils.errors import Problem, UsageError, collect_problems, did_you_m
 from engine.utils.host import available_cores
 from engine.utils.redaction import redact_argv
 
+_METRICS_OF_MONITORS = {"accuracy": "best_val_accuracy", "loss": "best_val_loss", "top5": "val_top5"}
 # No name of a config key or of an option has another character.
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
@@ -65,6 +71,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> 
     except ConfigError as error:
         problems += error.problems
         config = without_name(error.valid_part)
+    settings, config = agree_on_metric(settings, config)
     found = _check_values(settings, config, spaces, trust_code=trust.granted)
     known = {problem.location for problem in problems}
     raise_if_any([*problems, *(problem for problem in found if problem.location not in known)])
@@ -81,6 +88,27 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> 
     trials = min(settings.trials, grid_size(spaces, preset)) if settings.sampler == "grid" else settings.trials
     settings = codec.replace(settings, trials=trials, device=device)
     return SweepPlan(settings, config, preset)
+
+
+def agree_on_metric(settings: SweepSettings, config: Config) -> tuple[SweepSettings, Config]:
+    """Return settings whose metric is that of `run.monitor` if none was typed, and else a config whose trials keep the
+    checkpoint of their best epoch by the typed metric, unless it sets `run.monitor`."""
+    name, monitor = monitored_name(config), config_monitor(config)
+    if settings.metric == MONITORED:
+        own = f"{quote_key(METRIC_PREFIX + name)}={monitor.better}"
+        registered = _METRICS_OF_MONITORS.get(name)
+        return codec.replace(settings, metric=registered or own), config
+    objective = settings.objective
+    monitors = {key: name for name, key in _METRICS_OF_MONITORS.items()} | {"val_loss": "loss"}
+    found = monitors.get(objective.key, objective.key.removeprefix(METRIC_PREFIX))
+    has_own = any(map(is_user_code, config.eval.metrics))
+    if config.run.monitor != "auto" or found in (*METRICS, DEFAULT_MONITOR):
+        return settings, config
+    if found not in task_scores(config) and not has_own:
+        # Trials may record it in ways that the config does not tell.
+        return settings, config
+    mode = "auto" if found in task_scores(config) else "min" if objective.better is Better.LOW else "max"
+    return settings, config.with_values(run={"monitor": found, "monitor_mode": mode})
 
 
 def without_name(config: Config) -> Config:

@@ -26,6 +26,8 @@ from engine.utils.text import pluralize
 
 # These name or continue a single run, or belong to the user and not to a run.
 RESERVED_KEYS = ("run.name", "run.resume", "run.requeue", "run.code_packages")
+MONITORED = "best"
+"""The metric of a sweep that follows `run.monitor`, until it is planned."""
 DeviceKey = Literal["device.gpus", "device.wait", "device.threads"]
 """The overrides that only the trials have."""
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.runs.curves import X_AXES, Curves, XAxis
-from engine.runs.metrics import Better, format_known
+from engine.runs.metrics import Better
 from engine.show.charts import CHARTS, Chart, MeasuredOn, curve_labels
 from engine.utils.text import printable
 from engine.utils.units import format_number
@@ -144,7 +144,7 @@ def _best_of(data: Curves, chart: Chart, axis: XAxis) -> tuple[str, float | None
     name = next((name for name, source in chart.metrics.items() if source is MeasuredOn.VALIDATION), "")
     points, is_marked = data.over(name, axis).points, chart.marked is not Better.NEITHER
     if data.is_own and name and (best := data.best(axis)) is not None:
-        note = f"★ best {format_known('best_val_accuracy', best.accuracy)} @{best.epoch}" if is_marked else ""
+        note = f"★ {printable(best.text)}" if is_marked else ""
         return f"ema_{name}" if best.of_ema else name, best.x, note
     if data.is_own or not is_marked or not np.isfinite(points.y).any():
         return "", None, ""

@@ -120,7 +120,7 @@ def run(
         typer.Option(
             "--maximize",
             metavar="METRIC",
-            help="Metric to maximize, such as val/acc [default: best_val_accuracy].",
+            help="Metric to maximize, such as val/acc [default: that of run.monitor].",
         ),
     ] = None,
     minimize: Annotated[
@@ -196,19 +196,18 @@ def run(
 
 
 def metric_setting(maximize: str | None, minimize: str | None, *, is_script: bool) -> dict[str, str]:
-    """Return the setting `metric` of the two options, if one is given. Raises UsageError."""
+    """Return the setting `metric` of the two options, or that of `run.monitor`. Raises UsageError."""
+    from engine.sweeps.settings import MONITORED, typed_metric
 
     if maximize is not None and minimize is not None:
         raise UsageError.one("--maximize", "cannot be combined with --minimize; keep one", code="conflict")
     for option, metric, better in (("--maximize", maximize, Better.HIGH), ("--minimize", minimize, Better.LOW)):
         if metric is not None:
-            from engine.sweeps.settings import typed_metric
-
             return {"metric": typed_metric(option, metric, better, is_script=is_script)}
     if is_script:
         advice = "add --maximize METRIC or --minimize METRIC, such as --maximize val/acc"
         raise UsageError.one("metric", "is missing: a script has no metric of its own", advice, code="missing-value")
-    return {}
+    return {"metric": MONITORED}
 
 
 @command(["gputrain sweep list", "gputrain sweep list --json"])

@@ -14,7 +14,8 @@ from engine.foreign.activity import Activity, activity_text
 from engine.gpus.snapshot import Snapshot
 from engine.runs.bottleneck import describe_efficiency
 from engine.runs.folder import RunState
-from engine.runs.metrics import METRICS, format_known
+from engine.runs.metrics import METRICS, format_known, format_metric
+from engine.runs.monitor import record_monitor
 from engine.runs.run_row import RunRow
 from engine.show.table import Align, pad
 from engine.utils.text import pluralize, printable
@@ -196,8 +197,9 @@ def _append_results(line: Text, row: RunRow, width: int) -> None:
         parts = [pluralize(planned, "epoch")]
     parts.append(f"in {format_duration(row.record.seconds)}" if row.record.seconds else "")
     line.append("   " + " ".join(filter(None, parts)))
-    if best := format_known("best_val_accuracy", values.get("best_val_accuracy")):
-        line.append(f"   {METRICS['best_val_accuracy'].label} ").append(best, GOOD)
+    monitor = record_monitor(row.record)
+    if (value := monitor.of_run(row.record)) is not None:
+        line.append(f"   {printable(monitor.label)} ").append(format_metric(monitor, value), GOOD)
         line.append(f" @{values['best_epoch']}" if "best_epoch" in values else "")
     last = format_known("val_accuracy", values.get("val_accuracy"))
     rate = format_known("images_per_second", values.get("images_per_second") or None)

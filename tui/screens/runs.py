@@ -381,8 +381,7 @@ class RunsScreen(GputrainScreen):
         """Choose the column to sort by; the same one again turns the order around."""
         order = self._order or SortOrder(self._known([self._default_order], NO_METRICS)[0])
         # The results are what people sort by, and the other columns are a few keys away.
-        scores = (field.name for field in self._fields if field.metric and field.metric.better is Better.HIGH)
-        selected = order.field.name if self._order is not None else next(scores, "")
+        selected = order.field.name if self._order is not None else "best"
         fields = {
             field.name: field for field in (*self._known([self._default_order, "name"], NO_METRICS), *self._fields)
         }

@@ -12,7 +12,8 @@ from itertools import islice
 
 from engine.runs.fields import Field, FieldKind, as_text, find_field
 from engine.runs.folder import RunState
-from engine.runs.metrics import METRICS, format_metric, metric_of_key
+from engine.runs.metrics import format_metric, metric_of_key
+from engine.runs.monitor import record_monitor, shared_monitor
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import SortOrder, commands_metrics
@@ -46,7 +47,7 @@ MIN_NAME_COLUMNS, MIN_MESSAGE_COLUMNS, MAX_VALUE_COLUMNS = 20, 24, 20
 # The widths of values are those of as many runs, so that a list of 10,000 is not formatted for them.
 MAX_MEASURED_RUNS = 200
 DEFAULT_COLUMNS = (
-    *("state", "epochs", "best_val_accuracy", "age", "model.name", "data.dataset", "optim.lr", "optim.name"),
+    *("state", "epochs", "best", "age", "model.name", "data.dataset", "optim.lr", "optim.name"),
     *("global_batch", "seconds", "run.seed", "tags", "val_loss", "images_per_second"),
 )
 MIXED_PROGRESS = "progress"
@@ -88,8 +89,13 @@ def field_columns(fields: Iterable[Field], rows: Sequence[RunRow]) -> list[Colum
     commands = [bool(row.record.command) for row in rows]
     titles = {"epochs": MIXED_PROGRESS} if any(commands) else {}
     titles |= {"age": "age"} if commands and all(commands) else {}
-    columns = map(field_column, fields)
-    return [replace(each, title=titles[each.key]) if each.key in titles else each for each in columns]
+    monitor = shared_monitor(row.record for row in rows)
+    titles |= {"best": printable(monitor.label)} if monitor is not None else {}
+    columns = [replace(each, title=titles.get(each.key, each.title)) for each in map(field_column, fields)]
+    return [
+        replace(each, cell=_named_best, align=Align.LEFT) if each.key == "best" and monitor is None else each
+        for each in columns
+    ]
 
 
 def field_text(field: Field, row: RunRow) -> str:
@@ -97,8 +103,8 @@ def field_text(field: Field, row: RunRow) -> str:
     value = field.value(row)
     if value is None or value == ():
         return "" if field.kind is FieldKind.TAGS else UNKNOWN
-    if field.metric is not None:
-        return format_metric(field.metric, value)
+    if field.metric is not None or field.name == "best":
+        return format_metric(field.metric or record_monitor(row.record), value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if field.kind is FieldKind.DATE:
@@ -106,6 +112,21 @@ def field_text(field: Field, row: RunRow) -> str:
     if field.kind is FieldKind.DURATION:
         return format_age(value)
     return format_number(value) if isinstance(value, float) else as_text(value)
+
+
+def _listed_key(field: Field, rows: Sequence[RunRow], listed: Sequence[str]) -> str:
+    """Return the key of the column that has the values of a field: `best` has those of the monitor of all runs."""
+    monitor = shared_monitor(row.record for row in rows)
+    is_best = monitor is not None and monitor.key == field.name and field.name not in listed
+    return "best" if is_best else field.name
+
+
+def _named_best(row: RunRow) -> str:
+    """Return the best value of a run and its name, in a list of runs that are monitored by different metrics."""
+    monitor = record_monitor(row.record)
+    value = monitor.of_run(row.record)
+    name = monitor.label.removeprefix("best ").removeprefix("lowest ")
+    return UNKNOWN if value is None else f"{format_metric(monitor, value)} {printable(name)}"
 
 
 def fit_run_list(
@@ -132,11 +153,8 @@ def fit_run_list(
     message = Column(NOTE_KEY, "message", note, width=MIN_MESSAGE_COLUMNS, priority=-1, flex=True)
     columns = [name, *field_columns((field for field in fields if field.name != name.key), rows), message]
     if order is not None:
-        sign = SORT_SIGNS[order.descending]
-        columns = [
-            replace(column, title=column.title + sign) if column.key == order.field.name else column
-            for column in columns
-        ]
+        sign, key = SORT_SIGNS[order.descending], _listed_key(order.field, rows, [column.key for column in columns])
+        columns = [replace(column, title=column.title + sign) if column.key == key else column for column in columns]
     measured = list(rows[:: max(len(rows) // MAX_MEASURED_RUNS, 1)])
     measured += [make_sweep_row(trials) for trials in islice(group_trials(rows).values(), MAX_MEASURED_RUNS)]
     if longest is not None:
@@ -167,14 +185,13 @@ def listed_columns(rows: Sequence[RunRow], sorted_by: Field | None = None) -> li
     column for the cause only if every run ended with one. Commands without a validation accuracy add their most
     important metric.
     """
-    accuracy = "best_val_accuracy"
-    names = ["name", "state", "epochs", accuracy, *commands_metrics(rows), "age"]
+    names = ["name", "state", "epochs", "best", *commands_metrics(rows), "age"]
     if rows and all(row.record.command for row in rows):
         names[2] = "step"
-        if all(row.record.values.get(accuracy) is None for row in rows):
-            names.remove(accuracy)
+        if all(record_monitor(row.record).of_run(row.record) is None for row in rows):
+            names.remove("best")
     fields = {field.name: field for field in map(find_field, names)}
-    if sorted_by is not None and sorted_by.name not in (*fields, "tags", "command"):
+    if sorted_by is not None and _listed_key(sorted_by, rows, [*fields]) not in (*fields, "tags", "command"):
         age = fields.pop("age")
         fields |= {sorted_by.name: sorted_by, "age": age}
     columns = field_columns(fields.values(), rows)
@@ -209,7 +226,7 @@ def fit_monitor_list(
         Column("progress", "", partial(_progress_cell, meter_columns=meter_columns),
                width=meter_columns + STATE_COLUMNS),
         Column("epochs", "", epochs_text, width=EPOCHS_COLUMNS),
-        Column("best_val_accuracy", "", _best_cell, priority=-1),
+        Column("best", "", _best_cell, priority=-1),
         Column("age", "", when_text, width=TIME_COLUMNS, style=lambda row: "" if row.live else MUTED),
         Column("note", "", lambda row: "", width=MIN_NOTE_COLUMNS, priority=-2),
     ]  # fmt: skip
@@ -222,7 +239,7 @@ def fit_monitor_list(
 
 
 def monitor_line(table: FittedTable[RunRow], row: RunRow) -> Line:
-    """Return a line with state, name, progress, best validation accuracy, ETA or age, and what must be known of it.
+    """Return a line with state, name, progress, best value, ETA or age, and what must be known of it.
 
     What a run waits for, and why it failed where there is no room beside the figures, takes their place.
     """
@@ -262,7 +279,7 @@ def _progress_cell(row: RunRow, meter_columns: int) -> Line:
 
 
 def _best_cell(row: RunRow, *, is_short: bool = False) -> Line:
-    metric = METRICS["best_val_accuracy"]
+    metric = record_monitor(row.record)
     if row.record.command and metric.of_run(row.record) is None:
         if not (keys := commands_metrics([row])):
             return ()

@@ -168,6 +168,7 @@ def test_metric_of_the_best_epoch_comes_first_if_all_runs_choose_by_it(tmp_path:
 
     by_loss = compare(run("a", "loss"), run("b", "loss"))
     assert by_loss.shown_metrics[0].key == "best_val_loss"
-    assert next(metric for metric in by_loss.metrics if metric.key == "best").better is Better.LOW
+    by_recall = compare(run("e", "macro_recall"), run("f", "macro_recall"))
+    assert by_recall.monitor is by_recall.metrics[-1] and by_recall.monitor.key == "best"
     mixed = compare(run("c", "loss"), run("d", "accuracy"))
     assert mixed.monitor is None and has_problem(mixed.notes, "not-comparable", "", "lowest val loss, best val acc")

@@ -94,7 +94,18 @@ def test_best_epoch_is_that_of_the_ema_weights() -> None:
     assert curves.over("best_val_loss", "step").points.y.tolist() == [1.1, 0.25]
     assert curves.over("val_loss", "step").points.y.tolist() == [1.1, 0.55]
     best = curves.best("step")
-    assert best is not None and (best.epoch, best.x, best.accuracy, best.of_ema) == (2, 20.0, 0.875, True)
+    assert best is not None and (best.epoch, best.x, best.value, best.of_ema) == (2, 20.0, 0.875, True)
+    assert best.text == "best 0.8750 @2"
+
+
+def test_best_epoch_is_that_of_the_monitor_and_of_the_ema_weights() -> None:
+    started = replace(make_run_started(), monitor="rmse", monitor_mode="min")
+    epochs = [
+        replace(make_epoch(number, 0.9), metrics={"rmse": 3.0 - number}, ema_val_loss=1.0, ema_metrics={"rmse": ema})
+        for number, ema in ((1, 0.5), (2, 0.25), (3, 0.5))
+    ]
+    best = curves_of(started, *epochs).best("epoch")
+    assert best is not None and (best.epoch, best.text) == (2, "best rmse 0.2500 @2")
 
 
 def test_reader_follows_a_journal_and_starts_over_when_it_is_replaced(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from engine.config.run_name import name_problem
 from engine.runs.folder import sweep_of_trial
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, device_overrides, plan_sweep
-from engine.sweeps.settings import SweepSettings, read_settings, split_space, write_settings
+from engine.sweeps.settings import MONITORED, SweepSettings, read_settings, split_space, write_settings
 from engine.sweeps.start import check_name, choose_folder, create_sweep, load_sweep, plan_lines
 from engine.sweeps.trial import make_trial
 from engine.utils import codec
@@ -50,6 +50,35 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
         ("out-of-range", "data.val_split", "2"),
     ):
         assert has_problem(found, code, location, value), (location, [(it.code, str(it)) for it in found])
+
+
+@pytest.mark.parametrize(
+    ("monitor", "metric"),
+    [
+        ("auto", "best_val_accuracy"),
+        ("loss", "best_val_loss"),
+        ("top5", "val_top5"),
+        ("macro_f1", "metrics.macro_f1=high"),
+    ],
+)
+def test_sweep_without_a_metric_has_that_of_the_monitor(tmp_path: Path, monitor: str, metric: str) -> None:
+    planned = plan(tmp_path, "optim.lr=0.1,0.2", f"run.monitor={monitor}", metric=MONITORED)
+    assert planned.settings.metric == metric and planned.settings.objective is not None
+
+
+@pytest.mark.parametrize(
+    ("metric", "set_to", "monitor"),
+    [
+        ("best_val_loss", "auto", "loss"),
+        ("metrics.macro_f1=high", "auto", "macro_f1"),
+        ("best_val_accuracy", "auto", "auto"),
+        ("train_loss", "auto", "auto"),
+        ("best_val_loss", "macro_f1", "macro_f1"),
+    ],
+)
+def test_trials_of_a_sweep_are_monitored_by_its_metric(tmp_path: Path, metric: str, set_to: str, monitor: str) -> None:
+    planned = plan(tmp_path, "optim.lr=0.1,0.2", f"run.monitor={set_to}", metric=metric)
+    assert planned.config.run.monitor == monitor and planned.settings.metric == metric
 
 
 def test_trials_at_the_same_time_are_refused_beyond_the_limit_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:

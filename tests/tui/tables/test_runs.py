@@ -75,6 +75,21 @@ def test_table_header_marks_sorted_column_and_direction() -> None:
         assert f"best val acc{sign}" in header(fit_run_list([ROW], 120, default_fields(), order))
 
 
+def test_lists_name_the_best_value_of_each_run_if_their_monitors_differ() -> None:
+    f1 = row("a", monitor="macro_f1", best=0.5)
+    loss = row("b", monitor="loss", monitor_mode="min", best=0.25, best_val_loss=0.25)
+    alone = fit_run_list([f1], 100, [find_field("best")])
+    assert header(alone).split()[1:3] == ["best", "macro_f1"] and text_of(alone, f1).split()[-1] == "0.5000"
+    table = fit_run_list([f1, loss, ROW], 100, [find_field("best")])
+    cells = [" ".join(text_of(table, each).split()[2:]) for each in (f1, loss, ROW)]
+    assert cells == ["0.5000 macro_f1", "0.2500 val loss", "0.9376 val acc"]
+
+
+def test_best_of_losses_is_sorted_from_the_lowest_up() -> None:
+    rows = [row(str(value), monitor="rmse", monitor_mode="min", best=value) for value in (0.5, 0.25, 0.75)]
+    assert [each.name for each in SortOrder.parse("best").sort(rows)] == ["0.25", "0.5", "0.75"]
+
+
 def test_table_escapes_text_of_others() -> None:
     odd = row("a", tags=("x\x1b[31m",), config={"data.dataset": "b\x07\u202e"})
     text = text_of(fit_run_list([odd], 200, default_fields()), odd)
