@@ -36,10 +36,12 @@ FRAME_ROWS = 4
 class RowsDialog(Dialog[Result]):
     """Shows rows to choose from, below a note if there is one."""
 
-    def __init__(self, title: str, rows: Sequence[KeyedRow], note: str = "", selected: str = "") -> None:
+    def __init__(
+        self, title: str, rows: Sequence[KeyedRow], note: str = "", selected: str = "", header: Sequence[Text] = ()
+    ) -> None:
         """`selected` is the key of the row under the cursor."""
         super().__init__(title)
-        self._rows, self._note, self._selected_key = list(rows), note, selected
+        self._rows, self._note, self._selected_key, self._header = list(rows), note, selected, header
 
     def compose_box(self) -> ComposeResult:
         if self._note:
@@ -48,7 +50,7 @@ class RowsDialog(Dialog[Result]):
 
     def on_mount(self) -> None:
         lines = self.query_one(Lines)
-        lines.styles.height = min(len(self._rows), 16)
+        lines.styles.height = min(len(self._rows), 16) + len(self._header)
         self.update_rows()
         lines.select_key(self._selected_key)
         lines.focus()
@@ -102,19 +104,21 @@ def ask_to_share_gpus(
 
 
 class MultiChoiceDialog(RowsDialog[list[str]]):
-    """Choose any number of rows. Returns their keys, or None if canceled."""
+    """Choose any number of rows, below a `header`. Returns their keys, or None if canceled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("space", "select", show=False)]
+    BOX_CLASSES = "dialog wide"
     HINT = "space select   enter confirm   esc cancel"
 
-    def __init__(self, title: str, rows: Sequence[KeyedRow], selected: Sequence[str]) -> None:
-        super().__init__(title, rows)
+    def __init__(self, title: str, rows: Sequence[KeyedRow], selected: Sequence[str], header: Sequence[Text] = ()):
+        super().__init__(title, rows, header=header)
         self._selected = set(selected)
 
     def update_rows(self) -> None:
         marks = {True: Text("[x] ", STRONG), False: Text("[ ] ")}
         self.query_one(Lines).set_rows(
-            [KeyedRow(row.key, marks[row.key in self._selected] + row.text) for row in self._rows]
+            [KeyedRow(row.key, marks[row.key in self._selected] + row.text) for row in self._rows],
+            [Text("    ") + line for line in self._header],
         )
 
     def action_select(self) -> None:

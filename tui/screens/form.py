@@ -354,7 +354,7 @@ def problems_dialog(problems: Sequence[Problem]) -> TextDialog:
 
 def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str], None]) -> None:
     """Choose the GPUs to train on; `value` is the current one of `device.gpus`. Pass another one to `use`."""
-    rows, selected = gpu_choices(snapshot, value)
+    rows, selected, header = gpu_choices(snapshot, value)
 
     def answer(picked: list[str] | None) -> None:
         # A value such as `auto` selects no row, and stays as it is unless the selection is changed.
@@ -363,4 +363,4 @@ def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str]
 
     name = common_name(snapshot)
     title = "GPUs to train on" if name is None else f"GPUs to train on: {name}"
-    app.push_screen(MultiChoiceDialog(title, rows, selected), answer)
+    app.push_screen(MultiChoiceDialog(title, rows, selected, header), answer)

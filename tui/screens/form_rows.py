@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.text import Text
+
 from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
 from engine.show.table import fit
 from tui.form.fields import NO_PRESET, ConfigField, FormSection, is_relevant, optimizer_placeholders
 from tui.form.model import Form
+from tui.palette import MUTED
 from tui.phrases import common_name
 from tui.tables import styled
 from tui.tables.gpus import GpuRow, choice_columns, silence
@@ -91,14 +94,15 @@ def _distance(info: ConfigField, query: str) -> int:
     return next((place for place, matches in enumerate(MATCHES) if matches(label, query)), len(MATCHES))
 
 
-def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[KeyedRow], list[str]]:
-    """Return a row per GPU, and the keys of those that `device.gpus` names by index or UUID."""
+def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[KeyedRow], list[str], list[Text]]:
+    """Return a row per GPU, the keys of those that `device.gpus` names by index or UUID, and the header of the rows."""
     gpus = [GpuRow(str(gpu.index), gpu) for gpu in snapshot.gpus]
     table = fit(choice_columns(gpus, with_names=common_name(snapshot) is None), gpus, GPU_LINE_COLUMNS)
     lines = [table.line(row, None if row.gpu.state == "ok" else ("used_by", silence(row.gpu)[1])) for row in gpus]
     rows = [KeyedRow(row.label, styled(line)) for row, line in zip(gpus, lines, strict=True)]
     names = {name.strip() for name in value.split(",")}
-    return rows, [str(gpu.index) for gpu in snapshot.gpus if names & {str(gpu.index), gpu.uuid}]
+    selected = [str(gpu.index) for gpu in snapshot.gpus if names & {str(gpu.index), gpu.uuid}]
+    return rows, selected, [styled(table.header(MUTED))]
 
 
 def picked_gpus(snapshot: Snapshot | None, picked_uuids: Collection[str]) -> str:
