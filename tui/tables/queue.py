@@ -85,20 +85,21 @@ def queued_runs(rows: Sequence[QueueRow], gpus: Sequence[Gpu], etas: Mapping[str
     A run is expected to start when enough of its GPUs are free. When the runs before it give them back is unknown.
     """
     free_in = {gpu.index: 0.0 if is_free(gpu) else max(map(_eta(etas), gpu.runs), default=math.inf) for gpu in gpus}
-    runs = []
+    runs, before = [], dict[int, str]()
     for row in rows:
         wanted = _wanted_gpus(row, gpus)
-        if row.state is not RowState.WAITING or not wanted:
-            reason = row.reason if row.is_live else f"{row.state}: {row.reason}"
-            runs.append(QueuedRun(row, None, None, reason, None))
-            continue
         kind, _, count = row.gpus.partition(":")
         need = int(count) if kind == "free" and count.isdecimal() else 1 if kind in ("free", "auto") else len(wanted)
+        if row.state is not RowState.WAITING or not wanted:
+            reason = row.reason if row.is_live else f"{row.state}: {row.reason}"
+            runs.append(QueuedRun(row, need or None, None, reason, None))
+            continue
         taken = sorted(wanted, key=lambda gpu: free_in[gpu.index])[:need]
         start = max(free_in[gpu.index] for gpu in taken) if len(taken) == need else math.inf
         has = min(sum(free_in[gpu.index] == 0 for gpu in wanted), need)
-        blocked_by = row.reason if has == need else holders_text(gpu for gpu in wanted if not is_free(gpu))
+        blocked_by = row.reason if has == need else holders_text((gpu for gpu in wanted if free_in[gpu.index]), before)
         runs.append(QueuedRun(row, need, has, blocked_by, start if math.isfinite(start) else None))
+        before |= {gpu.index: printable(row.name) for gpu in taken if is_free(gpu)}
         free_in |= {gpu.index: math.inf for gpu in taken}
     return runs
 
@@ -118,11 +119,12 @@ def _wanted_gpus(row: QueueRow, gpus: Sequence[Gpu]) -> list[Gpu]:
     return found if len(found) == len(names) else []
 
 
-def holders_text(gpus: Iterable[Gpu]) -> str:
-    """Return who holds GPUs, those of the same holder at once: `0,1 nobody · 2 ana idle 42 min · 3 free`."""
+def holders_text(gpus: Iterable[Gpu], before: Mapping[int, str] = {}) -> str:
+    """Return who holds GPUs, those of the same holder at once: `0,1 nobody · 2 ana idle 42 min · 3 free`. `before` has
+    the runs that get the free ones first, by index."""
     indices: dict[str, list[str]] = {}
     for gpu in gpus:
-        indices.setdefault(_holder(gpu), []).append(str(gpu.index))
+        indices.setdefault(before.get(gpu.index) or _holder(gpu), []).append(str(gpu.index))
     return " · ".join(f"{','.join(numbers)} {holder}" for holder, numbers in indices.items())
 
 

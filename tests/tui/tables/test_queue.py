@@ -84,8 +84,10 @@ def test_queued_runs_say_who_holds_gpus_and_when_they_are_expected_to_start() ->
     first, second, third = queued_runs(rows, gpus, {"mine": 600.0})
     assert (first.need, first.has, first.starts_in) == (2, 2, 0.0)
     # The first run gets GPU 3, and nobody knows for how long.
-    assert (second.need, second.has, second.blocked_by, second.starts_in) == (2, 0, "1 mine", None)
+    assert (second.need, second.has, second.blocked_by, second.starts_in) == (2, 0, "1 mine · 3 a", None)
     assert (third.need, third.has, third.blocked_by, third.starts_in) == (1, 0, "0 ana, bob, eva idle 42 min", None)
+    # How many GPUs it needs is known of a run that cannot start yet, too.
+    assert queued_runs([make_row(state=RowState.HELD, gpus="free:2")], gpus, {})[0].need == 2
     [waiting] = queued_runs([make_row(gpus="free:3")], gpus, {"mine": 600.0})
     assert (waiting.has, waiting.starts_in) == (2, 600.0)
     assert holders_text(gpus) == "0 ana, bob, eva idle 42 min · 1 mine · 2,3 free"
