@@ -146,7 +146,8 @@ def _joined(texts: Iterator[str]) -> str:
 
 
 def _difference(metric: Metric, value: Spread | None, reference: Spread | None) -> str:
-    if value is None or reference is None or value.mean == reference.mean:
+    # What differs in digits that are not shown is the same to a reader.
+    if value is None or reference is None or format_metric(metric, value.mean) == format_metric(metric, reference.mean):
         return ""
     difference = value.mean - reference.mean
     return ("-" if difference < 0 else "+") + format_metric(metric, abs(difference))

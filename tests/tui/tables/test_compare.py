@@ -117,3 +117,13 @@ def test_comparison_of_two_and_of_many_runs_has_a_row_each(tmp_path: Path, count
 def test_single_run_has_all_its_numbers(tmp_path: Path) -> None:
     comparison = compare([make_compared_run(tmp_path, "a", epochs=1)])
     assert "ranks" in [value.label for value in compared_values(comparison, comparison.columns(grouped=False))]
+
+
+def test_difference_from_baseline_has_no_digits_that_the_values_hide(tmp_path: Path) -> None:
+    epochs = [make_epoch(1, 0.5), replace(make_epoch(1, 0.5), val_loss=make_epoch(1, 0.5).val_loss + 1e-7)]
+    runs = [
+        make_run_folder(tmp_path, name, make_run_started(), epoch) for name, epoch in zip("ab", epochs, strict=True)
+    ]
+    comparison = compare(list(runs))
+    columns = comparison.columns(grouped=False)
+    assert not any("e-" in cell for value in compared_values(comparison, columns, columns[0]) for cell in value.cells)
