@@ -255,7 +255,9 @@ def monitor_line(table: FittedTable[RunRow], row: RunRow) -> Line:
     if row.state in ENDED_BADLY and message and not has_room:
         state = (pad(row.state, STATE_COLUMNS) + GAP, state_style(row))
         return table.line(row, ("progress", (state, (message, MUTED))))
-    notes = ((row.foreign or "", WARNING), ("" if row.live else result_text(row), MUTED))
+    # Of a run that finished, the result is in its column.
+    has_note = not row.live and row.shown_state != RunState.FINISHED
+    notes = ((row.foreign or "", WARNING), (result_text(row) if has_note else "", MUTED))
     known = [((printable(text), style), (GAP, "")) for text, style in notes if text]
     return table.line(row, ("note", tuple(span for pair in known for span in pair)[:-1]))
 
