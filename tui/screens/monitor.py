@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
@@ -246,6 +247,8 @@ class MonitorScreen(GpuProcessesScreen):
             return focused == "processes" and self._selected_process() is not None
         if action == "open":
             return self._open_title() is not None
+        if action == "compare":
+            return len(self._marks.rows(self._runs.matching)) > 1
         return action != "app.watched" or self.gputrain_app.watched_screen is not None
 
     def title_of(self, key: Key) -> str:
@@ -285,6 +288,10 @@ class MonitorScreen(GpuProcessesScreen):
         else:
             app.show_toast("Space selects a GPU or a run: go to their panels with tab")
         self.update_keys()
+
+    def action_compare(self) -> None:
+        """Compare the selected runs."""
+        self.gputrain_app.open_compare([Path(row.folder) for row in self._marks.rows(self._runs.matching)])
 
     def action_open(self) -> None:
         focused = self.focused

@@ -21,6 +21,7 @@ from support.screen.queue_rows import make_row
 from support.screen.screen_driver import drive, press, wait_for_frame
 from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
+from tui.screens.compare import CompareScreen
 from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
@@ -121,6 +122,10 @@ def test_monitor_shows_sweep_as_one_row_that_opens_it_and_is_marked_as_its_trial
         await press(pilot, "space")
         assert sorted(Path(key).name for key in pilot.app.marked_runs) == [f"night-00{number}" for number in range(9)]
         assert "9 selected" in visible_text(pilot, "#runs") and "◆night " in visible_text(pilot, "#runs")
+        assert "c compare" in visible_text(pilot, "Keys")
+        await press(pilot, "c")
+        assert isinstance(pilot.app.screen, CompareScreen)
+        await press(pilot, "escape")
         await press(pilot, *"/-008", "enter")
         assert "1 of 9 match" in visible_text(pilot, "#runs") and "night-008 " in visible_text(pilot, "#runs")
         await press(pilot, "escape")
