@@ -379,6 +379,9 @@ class RunsScreen(GputrainScreen):
 
     def action_sort(self) -> None:
         """Choose the column to sort by; the same one again turns the order around."""
+        if not self._fields:
+            # The thread that loads them waits for a slow disk.
+            self._resolve_fields(NO_METRICS)
         order = self._order or SortOrder(self._known([self._default_order], NO_METRICS)[0])
         # The results are what people sort by, and the other columns are a few keys away.
         selected = order.field.name if self._order is not None else "best"
