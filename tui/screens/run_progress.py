@@ -195,7 +195,7 @@ def _append_results(line: Text, row: RunRow, width: int) -> None:
     parts = [f"epoch {done}/{planned}" if planned else ""]
     if planned and done == planned:
         parts = [pluralize(planned, "epoch")]
-    parts.append(f"in {format_duration(row.record.seconds)}" if row.record.seconds else "")
+    parts.append(f"in {format_known('seconds', row.record.seconds)}" if row.record.seconds else "")
     line.append("   " + " ".join(filter(None, parts)))
     monitor = record_monitor(row.record)
     if (value := monitor.of_run(row.record)) is not None:

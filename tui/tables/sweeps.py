@@ -212,7 +212,7 @@ def status_lines(status: SweepStatus) -> list[Text]:
     repeats it."""
     from engine.sweeps.best import best_command
 
-    sign, style = SYMBOLS["running"] if status.running else SYMBOLS["stopped"]
+    sign, style = SYMBOLS[{"running": "running", "ended": "complete"}.get(status.state, "stopped")]
     resume = f" (gputrain sweep resume {printable(status.name)})" if status.state == "not running" else ""
     done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done   "
     counts = ", ".join(state_counts(status))
