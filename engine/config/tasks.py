@@ -99,6 +99,13 @@ def task_facts(config: Config) -> TaskFacts:
     return TASK_FACTS[config.task.name]
 
 
+def stored_task_facts(values: Mapping[str, object]) -> TaskFacts:
+    """Return what is known of the task of stored config values by `section.key`; those of
+    classification if they name no known task."""
+    name = values.get("task.name")
+    return next((facts for task, facts in TASK_FACTS.items() if task == name), TASK_FACTS["classification"])
+
+
 def loss_name(config: Config) -> str:
     """Return the name of the training loss."""
     return task_facts(config).losses[0] if config.loss.name == "auto" else config.loss.name

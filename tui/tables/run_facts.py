@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping
 
 from engine.command.spec import read_command
+from engine.config.tasks import stored_task_facts
 from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.claim import read_claim
 from engine.runs.command_events import describe_code
@@ -46,12 +47,14 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
     for metric, value in figures_of(record, directions):
         if value or metric.key != "gpus" or not record.command:
             facts[metric.label] = format_metric(metric, value)
-    if assumed := [name for name in own_metrics([record]) if name not in directions and not names_direction(name)]:
+    task = stored_task_facts(record.config or {})
+    known = {*directions, *task.metrics}
+    if assumed := [name for name in own_metrics([record]) if name not in known and not names_direction(name)]:
         change = f"`gputrain runs better {shlex.quote(quote_key(assumed[0]))} low` changes it"
         facts["assumed"] = f"higher {list_names(assumed, 3)} is better; {change}"
     if record.train_images is not None:
         counts = map(format_count, (record.train_images, record.val_images or 0, record.classes or 0))
-        facts["data"] = "{} training images, {} validation images, {} classes".format(*counts)
+        facts["data"] = "{} training images, {} validation images, {} {}".format(*counts, task.outputs)
     if record.command:
         parameters = (f"{key}={as_text(value)}" for key, value in record.command_parameters.items())
         facts["parameters"] = ", ".join(parameters)

@@ -12,7 +12,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import append_events, make_ended_runs, make_run_folder
+from support.runs.factories import append_events, make_ended_runs, make_run_folder, write_run_record
 from support.runs.trained_run import call
 
 
@@ -35,6 +35,15 @@ def test_show_says_once_which_direction_of_own_metrics_is_assumed(run: RunFolder
     assert shown["assumed"] == "higher worst is better; `gputrain runs better worst low` changes it"
     call("runs", "better", "worst", "high")
     assert "assumed" not in facts(call("runs", "show", folder.name).stdout)
+
+
+def test_show_knows_the_metrics_and_outputs_of_a_task(run: RunFolder) -> None:
+    epoch = replace(make_epoch(1), metrics={"mae": 3.0, "r2": 0.5})
+    folder = make_run_folder(run.path.parent, "numbers", make_run_started(), epoch)
+    folder.config.write_text("task: {name: regression}\n")
+    write_run_record(folder)
+    shown = facts(call("runs", "show", folder.name).stdout)
+    assert "assumed" not in shown and shown["data"].endswith(" numbers")
 
 
 def test_top5_accuracy_among_five_classes_is_not_shown(run: RunFolder) -> None:
