@@ -269,8 +269,12 @@ class Lines(ScrollView, can_focus=True):
         return draw_line(text, console, base, width, cursor)
 
     def on_resize(self) -> None:
+        before = self.virtual_size
         self._update_virtual_size()
         self.scroll_to_cursor()
+        if self.styles.is_auto_height and self.virtual_size != before:
+            # A layout that was requested before this change reuses the height without these lines.
+            self.call_after_refresh(self.refresh, layout=True)
 
     def _update_virtual_size(self) -> None:
         """Tell Textual how many lines there are. A change lays out the whole screen, which takes ten milliseconds, so

@@ -272,3 +272,16 @@ def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(de
         assert "class-700 predicted as class-031: 40 of 50, 80%" in visible_text(pilot, "#matrix")
 
     drive(demo_run, act)
+
+
+def test_confusion_screen_shows_all_rows_after_the_terminal_grows(demo_run: RunFolder) -> None:
+    result = make_result(BEST) | {"top1": None, "top5": None, "points": [[[1, 2], [3, 4]]] * 3}
+    del result["confusion"]
+    write_json(demo_run.evaluation, evaluation(task="regression", best=result, last=result))
+
+    async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
+        await pilot.resize_terminal(160, 48)
+        # A header, and a row for each number.
+        await wait_until(pilot, lambda: screen.query_one("#classes").size.height == 1 + len(NAMES))
+
+    drive(demo_run, act, (80, 24))
