@@ -34,7 +34,7 @@ from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.runs.keys import quote_key
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
 from engine.runs.monitor import config_monitor
-from engine.sweeps.settings import MONITORED, DeviceKey, SweepSettings
+from engine.sweeps.settings import METRICS_OF_MONITORS, MONITORED, DeviceKey, SweepSettings
 from engine.sweeps.space import Range, Space, Value, grid_size, overrides_of, value_text
 from engine.sweeps.study import first_values
 from engine.utils import codec
@@ -42,7 +42,6 @@ from engine.utils.errors import Problem, UsageError, collect_problems, did_you_m
 from engine.utils.host import available_cores
 from engine.utils.redaction import redact_argv
 
-_METRICS_OF_MONITORS = {"accuracy": "best_val_accuracy", "loss": "best_val_loss", "top5": "val_top5"}
 # No name of a config key or of an option has another character.
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
@@ -96,10 +95,10 @@ def agree_on_metric(settings: SweepSettings, config: Config) -> tuple[SweepSetti
     name, monitor = monitored_name(config), config_monitor(config)
     if settings.metric == MONITORED:
         own = f"{quote_key(METRIC_PREFIX + name)}={monitor.better}"
-        registered = _METRICS_OF_MONITORS.get(name)
+        registered = METRICS_OF_MONITORS.get(name)
         return codec.replace(settings, metric=registered or own), config
     objective = settings.objective
-    monitors = {key: name for name, key in _METRICS_OF_MONITORS.items()} | {"val_loss": "loss"}
+    monitors = {key: name for name, key in METRICS_OF_MONITORS.items()} | {"val_loss": "loss"}
     found = monitors.get(objective.key, objective.key.removeprefix(METRIC_PREFIX))
     has_own = any(map(is_user_code, config.eval.metrics))
     if config.run.monitor != "auto" or found in (*METRICS, DEFAULT_MONITOR):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from engine.config.limits import read_limits
 from engine.config.resume import PATH_KEYS
+from engine.config.tasks import TASK_FACTS
 from engine.config.yaml_io import read_yaml, to_yaml
 from engine.runs.keys import parse_key, parse_metric_name, quote_key
 from engine.runs.metric_directions import DIRECTIONS
@@ -28,6 +29,8 @@ from engine.utils.text import pluralize
 RESERVED_KEYS = ("run.name", "run.resume", "run.requeue", "run.code_packages")
 MONITORED = "best"
 """The metric of a sweep that follows `run.monitor`, until it is planned."""
+METRICS_OF_MONITORS = {"accuracy": "best_val_accuracy", "loss": "best_val_loss", "top5": "val_top5"}
+"""Keys of the metrics that `run.monitor` names otherwise than by `metrics.NAME`."""
 DeviceKey = Literal["device.gpus", "device.wait", "device.threads"]
 """The overrides that only the trials have."""
 
@@ -195,7 +198,10 @@ def typed_metric(option: str, text: str, better: Better, *, is_script: bool) -> 
         name = parse_metric_name(text)
         known = METRICS.get(name) or METRICS.get(registry_keys([name]).get(name, ""))
     else:
-        name = parse_key(text)
+        # As `run.monitor` names them.
+        name = METRICS_OF_MONITORS.get(parse_key(text), parse_key(text))
+        if any(name in facts.metrics for facts in TASK_FACTS.values()):
+            name = METRIC_PREFIX + name
         known = METRICS.get(name)
     is_own = is_script or name.startswith(METRIC_PREFIX)
     if not is_own and (known is None or known.epoch is None or not known.better):

@@ -77,6 +77,8 @@ def test_whole_grid_of_a_script_has_no_trial_of_a_config(tmp_path: Path) -> None
 def test_direction_of_a_metric_is_that_of_the_option_unless_the_registry_knows_another() -> None:
     assert typed_metric("--maximize", "val/acc", Better.HIGH, is_script=True) == "metrics.val/acc=high"
     assert typed_metric("--minimize", 'metrics."val f1"', Better.LOW, is_script=False) == '"metrics.val f1"=low'
+    assert typed_metric("--minimize", "rmse", Better.LOW, is_script=False) == "metrics.rmse=low"
+    assert typed_metric("--maximize", "accuracy", Better.HIGH, is_script=False) == "best_val_accuracy"
     with raises_problem("conflict", "--maximize", "--minimize val/loss"):
         typed_metric("--maximize", "val/loss", Better.HIGH, is_script=True)
 
