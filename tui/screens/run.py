@@ -17,6 +17,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.command.spec import has_command, read_command
+from engine.config.tasks import stored_task_facts
 from engine.foreign import text_log
 from engine.foreign.activity import Activity
 from engine.foreign.folders import ForeignRun
@@ -297,6 +298,9 @@ class RunScreen(ChartScreen):
             return "unarchive"
         if key.action == "details":
             return "config" if self.is_training else "parameters" if self.folder is None else "command"
+        if key.action == "confusion" and self.snapshot is not None:
+            facts = stored_task_facts(self.snapshot.row.record.config or {})
+            return super().title_of(key) if facts.ranked else facts.outputs
         return super().title_of(key)
 
     def _request(self, request: RequestName) -> None:

@@ -18,9 +18,12 @@ from engine.runs.folder import RunFolder
 from engine.utils.codec import InvalidRecordError
 from support.json_files import write_json
 from support.messages import says
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder, write_run_record
 from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from tui.demo.server import LIVE_RUN
 from tui.screens.confusion import ConfusionScreen
+from tui.screens.run import RunScreen
 from tui.tables.confusion import matrix_lines, scatter_lines, shorten_names
 from tui.widgets.matrix import Matrix
 
@@ -285,3 +288,19 @@ def test_confusion_screen_shows_all_rows_after_the_terminal_grows(demo_run: RunF
         await wait_until(pilot, lambda: screen.query_one("#classes").size.height == 1 + len(NAMES))
 
     drive(demo_run, act, (80, 24))
+
+
+def test_key_of_the_evaluation_has_the_name_of_the_outputs_of_the_task(demo_run: RunFolder) -> None:
+    run = make_run_folder(demo_run.path.parent, "numbers", make_run_started(), make_epoch(1))
+    run.config.write_text("task: {name: regression}\n")
+    write_run_record(run)
+    write_json(run.evaluation, evaluation(task="regression"))
+
+    async def act(pilot: Pilot[None], _: ConfusionScreen) -> None:
+        await pilot.press("escape")
+        screen = pilot.app.screen
+        assert isinstance(screen, RunScreen)
+        titles = {key.key: screen.title_of(key) for key in screen.SCREEN_KEYS}
+        assert titles["v"] == "numbers"
+
+    drive(run, act)
