@@ -198,7 +198,8 @@ def compare_runs(runs: Sequence[RunRow], directions: Mapping[str, Better] = NO_M
         reason = f"The runs choose their best epochs by different metrics: {', '.join(monitors)}"
         notes.append(Problem("", reason, code="not-comparable"))
     if monitor is not None and monitor.key not in METRICS:
-        metrics.append(monitor)
+        # The best value of an own metric by itself is the same number.
+        metrics = [*(metric for metric in metrics if metric.label != monitor.label), monitor]
     return Comparison(tuple(runs), tuple(metrics), differences, _seed_groups(runs), tuple(notes), monitor)
 
 
