@@ -47,7 +47,7 @@ def predict(
     model: ModelOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify images with a trained model.
+    """Predict classes, labels or numbers of images.
 
     Prints the most probable classes of each image with their probabilities; with task multilabel the labels that reach
     their thresholds, with regression the numbers. Images are preprocessed like the validation images of the run. With

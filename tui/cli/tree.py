@@ -46,7 +46,7 @@ WORDS = {
     "compare": Word(RUNS, "Compare runs: the config keys that differ, and their results."),
     "queue": Word(RUNS, "List the waiting runs, and change their order.", "list"),
     "evaluate": Word(RESULTS, "Evaluate a trained model on its validation set."),
-    "predict": Word(RESULTS, "Classify images with a trained model."),
+    "predict": Word(RESULTS, "Predict classes, labels or numbers of images."),
     "export": Word(RESULTS, "Export a trained model for other programs, and check it."),
     "report": Word(RESULTS, "Write a report of runs as one HTML file, or as a figure."),
     "config": Word(PREPARE, "Print the resolved config, or describe its keys.", "show"),
