@@ -19,8 +19,9 @@ from engine.command.devices import PLACEHOLDERS, fill, find_placeholders
 from engine.command.spec import Program
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import ConfigError, parse_value, resolve_config
-from engine.config.monitor import DEFAULT_MONITOR, monitored_name, task_scores
+from engine.config.monitor import monitored_name, task_scores
 from engine.config.schema import Config, as_stored
+from engine.config.tasks import TASK_FACTS
 from engine.config.user_code import is_user_code
 from engine.config.yaml_io import to_yaml
 from engine.gpus.device_preview import check_devices_exist, preview_devices
@@ -100,11 +101,10 @@ def agree_on_metric(settings: SweepSettings, config: Config) -> tuple[SweepSetti
     objective = settings.objective
     monitors = {key: name for name, key in METRICS_OF_MONITORS.items()} | {"val_loss": "loss"}
     found = monitors.get(objective.key, objective.key.removeprefix(METRIC_PREFIX))
+    # One of another task is refused as a monitor. Trials may record others in ways that the config does not tell.
+    is_known = found in task_scores(config) or any(found in facts.metrics for facts in TASK_FACTS.values())
     has_own = any(map(is_user_code, config.eval.metrics))
-    if config.run.monitor != "auto" or found in (*METRICS, DEFAULT_MONITOR):
-        return settings, config
-    if found not in task_scores(config) and not has_own:
-        # Trials may record it in ways that the config does not tell.
+    if config.run.monitor != "auto" or found in (*METRICS, name) or not (is_known or has_own):
         return settings, config
     mode = "auto" if found in task_scores(config) else "min" if objective.better is Better.LOW else "max"
     return settings, config.with_values(run={"monitor": found, "monitor_mode": mode})

@@ -81,6 +81,11 @@ def test_trials_of_a_sweep_are_monitored_by_its_metric(tmp_path: Path, metric: s
     assert planned.config.run.monitor == monitor and planned.settings.metric == metric
 
 
+def test_metric_of_another_task_is_refused(tmp_path: Path) -> None:
+    found = problems(tmp_path, "optim.lr=0.1,0.2", metric="metrics.mAP=high")
+    assert {problem.location for problem in found} == {"run.monitor"} and "macro_f1" in found[0].reason
+
+
 def test_trials_at_the_same_time_are_refused_beyond_the_limit_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.sweeps.settings.read_limits", lambda: Limits(runs=Limit("runs", 2)))
     settings = SweepSettings(space={"optim.lr": "0.1,0.2"})
