@@ -91,7 +91,8 @@ def queued_runs(rows: Sequence[QueueRow], gpus: Sequence[Gpu], etas: Mapping[str
         kind, _, count = row.gpus.partition(":")
         need = int(count) if kind == "free" and count.isdecimal() else 1 if kind in ("free", "auto") else len(wanted)
         if row.state is not RowState.WAITING or not wanted:
-            reason = row.reason if row.is_live else f"{row.state}: {row.reason}"
+            # The panel below the list has all of it, with what helps.
+            reason = row.reason.partition(";")[0] if row.is_live else str(row.state)
             runs.append(QueuedRun(row, need or None, None, reason, None))
             continue
         taken = sorted(wanted, key=lambda gpu: free_in[gpu.index])[:need]
