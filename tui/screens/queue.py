@@ -16,7 +16,7 @@ from textual.app import ComposeResult
 from engine.queue.listing import QueueRow, RowState
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, UsageError
-from engine.utils.text import printable
+from engine.utils.text import list_names, printable
 from tui.keymap import QUEUE_KEYS, Key
 from tui.palette import BAD, MUTED
 from tui.pollers.files import QueueReader
@@ -152,7 +152,12 @@ class QueueScreen(GputrainScreen):
         elif self.gputrain_app.demo_notice:
             self.gputrain_app.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
         else:
-            self._change(partial(resume_all, interrupted))
+            resume = partial(self._change, partial(resume_all, interrupted))
+            if len(interrupted) == 1:
+                resume()
+            else:
+                names = printable(list_names([row.name for row in interrupted]))
+                confirm(self.app, f"Resume {names}?", "Resume none", f"Resume all {len(interrupted)}", resume)
 
     def _own_row(self, verb: str) -> QueueRow | None:
         """Return the selected run, if it is one of this user; else say why the key has no effect."""

@@ -133,3 +133,26 @@ def test_interrupted_run_is_listed_and_can_be_cancelled(tmp_path: Path) -> None:
         await wait_until(pilot, lambda: screen.rows == [])
 
     drive(tmp_path / "runs", act)
+
+
+def test_several_interrupted_runs_are_resumed_after_a_question_with_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[str] = []
+    monkeypatch.setattr(
+        "tui.screens.queue.resume_all", lambda rows: resumed.extend(row.name for row in rows) or "In the queue again"
+    )
+    for name in ("first", "second"):
+        folder = make_run_folder(tmp_path / "runs", name)
+        folder.config.touch()
+        write_queue_state(folder, make_queue_state())
+
+    async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
+        await press(pilot, "u")
+        assert {"first", "second"} <= set(visible_text(pilot).replace("?", "").replace(",", "").split())
+        await press(pilot, "enter")
+        assert resumed == []
+        await press(pilot, "u", "down", "enter")
+        await wait_until(pilot, lambda: sorted(resumed) == ["first", "second"])
+
+    drive(tmp_path / "runs", act)
