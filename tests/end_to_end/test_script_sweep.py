@@ -65,8 +65,9 @@ def test_pruned_trials_on_gpus_leave_no_reservation_and_no_process(
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", gpu_host.environment["GPUTRAIN_RESERVATIONS"])
     (tmp_path / "fit.py").write_text(SCRIPT)
     words = [sys.executable, "fit.py", "{lr}", "18", "0.3"]
-    options = ["--name", "s", "--gpus", "0,1", "--parallel", "2", "--trials", "8", "--cwd", str(tmp_path)]
-    process = gputrain.start("sweep", "--maximize", "val/acc", "lr=0.01..0.99", *options, "--", *words)
+    options = ["--name", "s", "--gpus", "0,1", "--parallel", "2", "--sampler", "grid", "--cwd", str(tmp_path)]
+    values = ",".join(f"0.{number}" for number in range(1, 9))
+    process = gputrain.start("sweep", "--maximize", "val/acc", f"lr={values}", *options, "--", *words)
     wait_for(lambda: "pruned" in status_if_any(gputrain), "a pruned trial", 120)
     pruned = {row.run for row in status(gputrain).trials if row.state == "pruned"}
     assert pruned.isdisjoint(each.run for each in read_reservations())

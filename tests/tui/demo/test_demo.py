@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
 import time
 
 import numpy as np
@@ -15,7 +17,10 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.inspection import read_inspection
 from support.gputrain_command import wait_for
 from support.runs.factories import row_of
+from tui.app import GputrainApp
+from tui.cli.open_tui import open_demo
 from tui.demo.server import FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
+from tui.pollers.host import HostPoller
 
 
 @pytest.mark.parametrize("name", [LIVE_RUN, FINISHED_RUN])
@@ -66,3 +71,25 @@ def test_demo_gpus_have_a_past_until_the_demo_opens() -> None:
     assert past[0].time < past[-1].time < time.time()
     assert {gpu.state for gpu in past[0].gpus} == {"ok"}
     assert past[-1].gpus[7].state == "stale"
+
+
+def test_demo_reads_neither_the_load_nor_the_queue_of_the_real_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.cli.open_tui.require_terminal", lambda *commands: None)
+    monkeypatch.setattr("tui.cli.open_tui.exit_after_screen", lambda app: None)
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", "/reservations/of/the/host")
+    # The host is read a moment after the start.
+    monkeypatch.setattr("tui.app.HOST_DELAY_SECONDS", 0.01)
+    started: list[HostPoller] = []
+    monkeypatch.setattr(HostPoller, "start", started.append)
+
+    def run(app: GputrainApp) -> None:
+        async def main() -> None:
+            async with app.run_test() as pilot:
+                await pilot.pause(0.5)
+                assert os.environ["GPUTRAIN_RESERVATIONS"].startswith(f"{app.runs_dir.parent}/")
+
+        asyncio.run(main())
+
+    monkeypatch.setattr("tui.cli.open_tui.run_app", run)
+    open_demo()
+    assert started == []
