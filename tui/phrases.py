@@ -231,7 +231,7 @@ def reserved_text(gpu: Gpu) -> str:
     return f"{format_bytes(gpu.reserved_by_runs)} reserved" if gpu.reserved_by_runs else ""
 
 
-def warnings(gpu: Gpu) -> list[str]:
+def gpu_warnings(gpu: Gpu) -> list[str]:
     """Return what slows the GPU down, its memory errors, and what holds it without using it."""
     reasons = dict.fromkeys(
         THROTTLE_WORDS.get(reason, reason) for reason in gpu.value("throttle") or () if reason != "idle"

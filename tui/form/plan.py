@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from engine.config.schema import Config
+from engine.config.tasks import task_facts
 from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Snapshot
 from engine.optim.lr_schedule import scaled_lr
@@ -99,7 +100,9 @@ def field_facts(config: Config, result: FormCheckResult) -> dict[str, str]:
     facts["data.batch_size"] = "per rank" if on_gpu is False else "per GPU"
     if result.sampler is not None:
         images = f"{result.sampler.train_images + result.sampler.val_images:,} images"
-        classes = "" if result.preflight.classes is None else f"{result.preflight.classes} classes, "
+        count, outputs = result.preflight.classes, task_facts(config).outputs
+        # A single output is a number; there are at least two classes or labels.
+        classes = "" if count is None else f"{count} {outputs.removesuffix('s') if count == 1 else outputs}, "
         facts["data.path" if config.data.path else "data.dataset"] = classes + images
     if config.optim.lr_scaling != "none":
         facts["optim.lr"] = f"{format_number(scaled_lr(config.optim, result.total_ranks))} after scaling"

@@ -31,6 +31,7 @@ from tui.phrases import (
     MARK,
     common_name,
     gpu_key,
+    gpu_warnings,
     is_free,
     kind_notes,
     pcie_link,
@@ -39,7 +40,6 @@ from tui.phrases import (
     silence_reason,
     users,
     users_text,
-    warnings,
 )
 from tui.tables import styled
 from tui.tables.gpus import GpuRow, gpu_columns, silence, value_style
@@ -194,7 +194,7 @@ def _who_lines(row: GpuRow, width: int, *, has_name: bool) -> list[Line]:
     gpu = row.gpu
     names = [] if row.is_free else users(gpu)
     lines = [(name, FREE if row.is_free else "") for name in names or [users_text(gpu)]]
-    lines[1:1] = [*((note, WARNING) for note in warnings(gpu)), *((note, MUTED) for note in kind_notes(gpu))]
+    lines[1:1] = [*((note, WARNING) for note in gpu_warnings(gpu)), *((note, MUTED) for note in kind_notes(gpu))]
     lines += [(reserved_text(gpu), MUTED)] if gpu.reserved_by_runs else []
     if has_name:
         lines.insert(1, (short_name(gpu), MUTED))

@@ -20,6 +20,7 @@ from engine.utils.units import UNKNOWN, format_bytes
 from tui.charts.meter import load_meter
 from tui.palette import BAD, FREE, MUTED, NOTICE, STRONG, WARNING, load_style
 from tui.phrases import (
+    gpu_warnings,
     instance_name,
     is_free,
     kind_notes,
@@ -28,7 +29,6 @@ from tui.phrases import (
     short_name,
     silence_reason,
     users_text,
-    warnings,
 )
 from tui.tables import styled
 
@@ -105,7 +105,7 @@ def gpu_columns(
         widest = max((line_width(used_by.spans(row)) for row in rows), default=0)
         used_by = dataclasses.replace(used_by, width=max(min(widest, MAX_KEPT_USED_BY_COLUMNS), MIN_USED_BY_COLUMNS))
     warning = Column[GpuRow](
-        "warning", "warning", lambda row: "  ".join(warnings(row.gpu)), width=MIN_WARNING_COLUMNS, priority=9,
+        "warning", "warning", lambda row: "  ".join(gpu_warnings(row.gpu)), width=MIN_WARNING_COLUMNS, priority=9,
         flex=True, optional=True, style=WARNING,
     )  # fmt: skip
     return [*columns, used_by, warning]

@@ -12,7 +12,7 @@ from support.gputrain_command import ROOT
 from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot, past_snapshots
 from tui.charts.history import GpuLoads
-from tui.phrases import is_free, users, warnings
+from tui.phrases import gpu_warnings, is_free, users
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
@@ -85,5 +85,5 @@ def test_is_free_is_false_if_processes_are_unknown() -> None:
 def test_notes_say_throttle_reasons_in_words_once() -> None:
     reasons = ["idle", "thermal", "hardware thermal", "power cap"]
     gpu = with_readings(demo_snapshot(FROZEN_NOW).gpus[0], throttle=reasons)
-    assert warnings(gpu) == ["slowed: heat, power limit"]
-    assert warnings(with_readings(gpu, throttle=["idle"], ecc_uncorrected=2)) == ["2 ECC errors"]
+    assert gpu_warnings(gpu) == ["slowed: heat, power limit"]
+    assert gpu_warnings(with_readings(gpu, throttle=["idle"], ecc_uncorrected=2)) == ["2 ECC errors"]
