@@ -21,12 +21,16 @@ CLASS_METRICS = ("macro_f1", "macro_precision", "macro_recall", "balanced_accura
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """A task: its `losses`, of which the first is the default, and the `metrics` of its evaluation beside the loss.
+    """What is known of a task without torch.
 
-    `monitor` is the metric that selects the best epoch by default. `model` is what a model is called, `outputs` its
-    outputs, `predicted` those that an image gets, `value` the number of each, and `per_output` its metric. `ranked`
-    says whether an image gets one, the most probable. `refused` maps keys that cannot be set to the reason, and
-    `unused` are keys without effect. `sgd_lr` is the default of `optim.lr` for sgd, if the task has its own.
+    `losses` are the names that `loss.name` may have; the first is the default. `metrics` are those of an evaluation
+    beside the loss, and `monitor` the one that selects the best epoch by default. `refused` maps keys that cannot be
+    set to the reason, and `unused` are keys without effect. `sgd_lr` is the default of `optim.lr` for sgd, if the task
+    has its own.
+
+    The others are words for tables and sentences. `model` is what a model is called, `outputs` its outputs, `predicted`
+    those that an image gets, `value` the number of each, and `per_output` the metric of each. `ranked` says whether an
+    image gets one output, the most probable.
     """
 
     losses: tuple[str, ...]
@@ -82,8 +86,8 @@ TASK_FACTS: Mapping[TaskName, TaskFacts] = {
         value="value",
         per_output="mae",
         unused=("loss.label_smoothing", "loss.class_weights"),
-        # The gradient of a squared error grows with the error: with momentum and features of the squared norm
-        # `MAX_FEATURE_NORM_SQUARED`, training diverges from 0.0074 on.
+        # The gradient of a squared error grows with the error. With momentum 0.9 and features of the squared norm
+        # `MAX_FEATURE_NORM_SQUARED`, steps diverge from a learning rate of 2 (1 + 0.9) / (2 (256 + 1)) = 0.0074 on.
         sgd_lr=0.005,
     ),
 }

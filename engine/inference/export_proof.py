@@ -168,7 +168,8 @@ def _compare(
     found: NDArray[np.float32],
     names: Sequence[str],
 ) -> None:
-    """Add the outputs of an image, as `gputrain predict` and as the exported file with these names give them."""
+    """Compare the outputs that `gputrain predict` (`wanted`) and the exported file (`found`) give for an image. `names`
+    are those of the classes in that file."""
     proof.images += 1
     if tuple(names) == task.classes and task.agrees(wanted, found):
         proof.same_class += 1

@@ -202,7 +202,7 @@ def test_values(test: FinalTest) -> list[str]:
 
 
 def _accuracy(label: str, value: float | None) -> str:
-    """Return an accuracy as a part of a line; "" for a task without one."""
+    """Return an accuracy for a line of the log, such as ` acc 0.9716`; empty if the task has no accuracy."""
     return "" if value is None else f" {label} {format_score(value)}"
 
 

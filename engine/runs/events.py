@@ -196,8 +196,8 @@ class EpochEvent(AtStep, frozen=True, kw_only=True, tag="epoch"):
     """An epoch was trained and evaluated."""
 
     train_loss: Finite | None
-    """Mean training loss of the epoch; null if not finite, like all losses, accuracies and metrics, of which a task may
-    have none."""
+    """Mean training loss of the epoch. Any loss, accuracy or metric is null if it is not finite, or if the task has
+    none."""
     train_accuracy: Finite | None
     """Training accuracy of the epoch, 0 to 1."""
     val_loss: Finite | None

@@ -100,7 +100,8 @@ class PlateauFactor:
         return float(self._factor_optimizer.param_groups[0]["lr"])
 
     def step(self, value: float | None) -> None:
-        """Update the factor at the end of an epoch; all ranks must pass the same value. None is no improvement."""
+        """Update the factor at the end of an epoch; all ranks must pass the same value. None counts as no
+        improvement."""
         if self._scheduler is not None:
             self._scheduler.step(math.nan if value is None else value)
 

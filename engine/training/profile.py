@@ -68,7 +68,7 @@ class StepProfiler:
         self._profiler: profile | None = None
         """What records the steps; None if no profile is being taken."""
         self._steps: list[dict[Part, float]] = []
-        """The seconds of each part of the steps, the first ones to warm up."""
+        """The seconds of each part of a step, for each step. The first steps warm up, and are not reported."""
         self._problem = ""
         """Why the profiler does not work. It is reported later, because all ranks must take part in what follows."""
         self._agreed_steps = 0

@@ -38,7 +38,7 @@ from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
 CHART_PANEL, TABLE_PANEL = "compare-chart", "compared-runs"
-# Lines of the table beside its runs: frame, and names of the columns. A short one has room for a few runs.
+# Lines of the frame and of the titles of the table, and its height with few runs.
 TABLE_FRAME_ROWS, MIN_TABLE_ROWS, MAX_TABLE_SHARE = 3, 6, 0.5
 # Runs that are selected at first, as many as there are colors.
 FIRST_SELECTED = 8

@@ -103,7 +103,7 @@ class SweepScreen(GputrainScreen):
             self._draw_selected(status)
 
     def _show_status(self, texts: Sequence[Text]) -> None:
-        """Show the texts above the panels. What does not fit a line goes on in the next one."""
+        """Show the texts above the panels, wrapped to the width of the screen."""
         lines = [part for text in texts for part in wrap_text(text, self.size.width - 2)]
         line = self.query_one("#sweep-status", TextLine)
         line.styles.height = len(lines)

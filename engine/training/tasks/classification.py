@@ -96,7 +96,7 @@ for index in outputs.argsort()[::-1][:5]:
         return bool(wanted.max() - wanted[found.argmax()] <= TIE_MARGIN)
 
     def example_targets(self, count: int) -> Tensor:
-        """Return labels of all classes in turn."""
+        """Return the class 0, 1, 2 and so on of each image, from 0 again behind the last class."""
         return torch.arange(count) % self.num_outputs
 
     def loss_trials(self) -> dict[str, Tensor]:

@@ -87,7 +87,7 @@ for name, probability, threshold in zip(classes, outputs, task["thresholds"]):
         return np.array(self.state["thresholds"], np.float32)
 
     def example_targets(self, count: int) -> Tensor:
-        """Return labels of which each image has every other one."""
+        """Return targets in which each image has every second label, the first image from the second label on."""
         return ((torch.arange(count)[:, None] + torch.arange(self.num_outputs)) % 2).float()
 
     def score(self, evaluation: Evaluation, outputs: Outputs, *, selects: bool) -> Evaluation:
@@ -102,7 +102,7 @@ for name, probability, threshold in zip(classes, outputs, task["thresholds"]):
         known = [precision for precision in per_class if precision is not None]
         metrics = {
             "mAP": float(np.mean(known)) if known else float("nan"),
-            # As in scikit-learn, 0 for a label without an image and a prediction.
+            # As in scikit-learn, the F1 of a label is 0 if no image has it and none is predicted to have it.
             "macro_f1": float(np.mean(2 * correct / np.maximum(total, 1))),
             "micro_f1": float(2 * correct.sum() / max(total.sum(), 1)),
         }

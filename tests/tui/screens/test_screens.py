@@ -162,7 +162,7 @@ def test_footer_help_and_palette_follow_command_table(demo_runs_folder: Path) ->
 
 
 async def look(pilot: Pilot[None]) -> tuple[object, ...]:
-    """Return what a user sees and has, all of which a key may change."""
+    """Return what a key may change: the screen, its text, focus, messages, clipboard and theme."""
     app: Any = pilot.app
     toasts = tuple(toast.message for toast in app._notifications)
     cells = [strip.text for strip in app.screen._compositor.render_strips()]

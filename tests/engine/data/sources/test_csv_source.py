@@ -32,7 +32,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows(*labels: str, names: Sequence[str] = NAMES, ending: str = ".png") -> str:
-    """Return a line for each image, with the labels in turn."""
+    """Return a line for each image. Behind the last label follows the first one again."""
     return "".join(f"{name}{ending},{labels[number % len(labels)]}\n" for number, name in enumerate(names))
 
 
