@@ -196,10 +196,18 @@ def test_count_of_lines_without_steps_goes_on(runs: CommandRuns) -> None:
 
 
 def test_record_keeps_its_metrics_until_there_are_new_ones(runs: CommandRuns) -> None:
-    runs.run("sh", "-c", "test -e go && echo ready && sleep 0.2 && exit; echo loss: 3; touch go; exit 1")
+    lines = "test -e go || { touch go; echo loss: 3; exit 1; }; echo ready; until test -e seen; do sleep 0.05; done"
+    command = make_command(runs.cwd, script(runs, lines))
+    runs.run(command=command)
     metrics = []
-    runs.when("ready", lambda: metrics.append(runs.record.values["metrics.loss"]))
-    runs.run(command=read_command(runs.run_folder), config=RESUME)
+
+    def look() -> None:
+        metrics.append(runs.record.values["metrics.loss"])
+        (runs.cwd / "seen").touch()
+
+    thread = runs.when("ready", look)
+    runs.run(command=command, config=RESUME)
+    thread.join()
     assert metrics == [3]
 
 
