@@ -26,6 +26,7 @@ from support.gputrain_command import (
     clean_environment,
     isolated_gputrain,
 )
+from support.servers.ssh_stand_in import SshStandIn
 
 pytest_plugins = ["support.cpu_time"]
 SHORT_RUN = ("run", "--headless", "digits", "--ranks", "1", "--epochs", "2")
@@ -98,6 +99,12 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def gputrain(tmp_path: Path) -> Iterator[Gputrain]:
     yield from isolated_gputrain(tmp_path)
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SshStandIn:
+    """Hosts behind a stand-in for ssh, for this process and its children."""
+    return SshStandIn(tmp_path / "ssh", monkeypatch)
 
 
 @pytest.fixture

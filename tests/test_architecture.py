@@ -30,6 +30,7 @@ LIGHT = [
     "gpus.peak_flops",
     "gpus.recording",
     "gpus.sampler",
+    "hosts.watch",
     "inference.preview",
     "launch.rank_starter",
     "launch.launcher",

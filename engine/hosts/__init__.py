@@ -1,0 +1,1 @@
+"""Other hosts over OpenSSH: their GPUs and runs, and commands on them."""

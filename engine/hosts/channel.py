@@ -1,0 +1,237 @@
+"""Commands on another host through the program `ssh`, so that `~/.ssh/config`, keys, agents and jump hosts count.
+
+`watch` keeps one connection per host open, which commands share through its control socket (ssh_config(5),
+ControlMaster). What a host answers is data: it is bounded here, and whoever shows it escapes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import IO, Any
+
+from engine.utils.errors import CodedError, UsageError
+from engine.utils.exits import exit_status
+from engine.utils.files import make_user_folder
+from engine.utils.text import printable
+
+ANY_HOST = "any"
+RESERVED_NAMES = (ANY_HOST, "slurm", "ray")
+"""Words that name a kind of place where runs start, and no host."""
+# What has a meaning for ssh, for a shell or in HOST:RUN is in no name.
+_HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
+MAX_NAME_CHARS = 255
+
+SSH_FAILED = 255
+"""Exit code of ssh when it has no connection, ssh(1)."""
+CONNECT_SECONDS = 10
+# A dead connection ends after the product of the two.
+ALIVE_SECONDS, ALIVE_COUNT = 5, 2
+ASKED_PERSIST_SECONDS = 10  # how long a connection with a password that was typed waits for its first user
+OPTIONS = {
+    "ClearAllForwardings": "yes",
+    "RemoteCommand": "none",
+    "PermitLocalCommand": "no",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "Compression": "yes",
+    "ConnectTimeout": str(CONNECT_SECONDS),
+    "ServerAliveInterval": str(ALIVE_SECONDS),
+    "ServerAliveCountMax": str(ALIVE_COUNT),
+    "LogLevel": "ERROR",
+}
+# `sun_path` has 108 bytes, of which ssh needs 40 for %C and 17 for a suffix, unix(7).
+MAX_SOCKET_FOLDER_BYTES = 108 - 40 - 17 - 2
+
+MAX_ANSWER_BYTES = 1 << 24
+MAX_WORDS_CHARS = 300
+READ_BYTES = 1 << 16
+DEFAULT_TIMEOUT_SECONDS = 30.0
+
+START_MARKER = b"gputrain-starts\n"
+"""Line before the answer. What an rc file prints comes before it."""
+# Made of two parts, so that a shell that prints its commands does not print the marker.
+_PRINT_MARKER = "printf 'gputrain-%s\\n' starts"
+# sshd gives a command the PATH of no login shell. A program in the folder of ours counts if it is the user's there.
+_FIND_GPUTRAIN = 'for bin in "$HOME/.local/bin" {}; do [ -O "$bin/gputrain" ] && PATH="$PATH:$bin"; done'
+
+_PR_SET_PDEATHSIG = 1
+
+
+class HostUnreachableError(CodedError):
+    """A host cannot be reached. The message says why, in the words of ssh."""
+
+    code = "unreachable"
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """What a command on a host answered. `code` is its exit code, `stderr` also has what its rc files print."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+def check_host_name(name: str) -> str:
+    """Return the name of a host, which may be an alias of `~/.ssh/config` or USER@HOST. Raises UsageError."""
+    if name in RESERVED_NAMES:
+        reason = f"{name} is a reserved word and no host; give the host another alias in ~/.ssh/config"
+    elif len(name) > MAX_NAME_CHARS or not _HOST_NAME.fullmatch(name):
+        reason = (
+            f"{printable(name[:MAX_NAME_CHARS])!r} is no host: a name has letters, digits, dots and minus signs; "
+            "give any other address an alias in ~/.ssh/config"
+        )
+    else:
+        return name
+    raise UsageError.one("host", reason, code="invalid-value")
+
+
+def parse_hosts(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the checked names of hosts, each once, of `lab1,lab2` or a list. Raises UsageError."""
+    parts = names.split(",") if isinstance(names, str) else names
+    return tuple(dict.fromkeys(check_host_name(part.strip()) for part in parts))
+
+
+def ssh_argv(
+    host: str, remote_command: str, *, terminal: bool = False, ask: bool = False, master: bool = False
+) -> list[str]:
+    """Return the command that runs `remote_command`, text for the login shell of the host.
+
+    With `terminal` it gets the terminal. With `ask`, ssh asks for passwords and new host keys; without, it fails where
+    it would ask. A `master` shares its connection, unless another one already does.
+    """
+    options = OPTIONS | {"BatchMode": "no" if ask else "yes", **_control_options(ask=ask, master=master)}
+    flags = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
+    return ["ssh", *flags, "-t" if terminal else "-T", "--", check_host_name(host), remote_command]
+
+
+def _control_options(*, ask: bool, master: bool) -> Mapping[str, str]:
+    folder = _socket_folder()
+    if folder is None:
+        return {"ControlMaster": "no", "ControlPath": "none"}
+    return {
+        "ControlMaster": "auto" if ask or master else "no",
+        "ControlPath": f"{folder}/%C",
+        "ControlPersist": str(ASKED_PERSIST_SECONDS) if ask else "no",
+    }
+
+
+@cache
+def _socket_folder() -> str | None:
+    """Return a folder for control sockets that only this user can change; None if there is none."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    root = Path(runtime) / "gputrain" if runtime else Path(tempfile.gettempdir()) / f"gputrain-{os.getuid()}"
+    with suppress(OSError):
+        folder = os.fspath(make_user_folder(root))
+        # ssh expands % in it.
+        if len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES and "%" not in folder:
+            return folder
+    return None
+
+
+def remote_command(argv: Sequence[str], *, folder: str | None = None, marker: bool = True) -> str:
+    """Return text for the login shell of a host that runs a command there, in `folder` or the home.
+
+    A gputrain of this user there is found as in a login shell. With `marker`, the output begins with `START_MARKER`.
+    """
+    change = "" if folder is None else f"cd {shlex.quote(folder)} && "
+    return remote_script(f'{change}exec "$@"', argv, marker=marker)
+
+
+def remote_script(script: str, argv: Sequence[str] = (), *, marker: bool = True) -> str:
+    """Return text for the login shell of a host that runs one line of a POSIX shell there, with `argv` as "$@"."""
+    own_folder = shlex.quote(sysconfig.get_path("scripts"))
+    parts = [_FIND_GPUTRAIN.format(own_folder), *([_PRINT_MARKER] if marker else []), script]
+    return f"exec sh -c {shlex.quote('; '.join(parts))} {shlex.join(['gputrain', *argv])}"
+
+
+def start_ssh(argv: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start ssh, which ends when the calling thread does, also when this process is killed.
+
+    Raises HostUnreachableError if there is no ssh.
+    """
+    # Looked up before the fork, after which only system calls are safe while other threads run.
+    prctl = ctypes.CDLL(None).prctl
+    try:
+        return subprocess.Popen(  # noqa: S603 (the user's ssh)
+            argv,
+            bufsize=0,
+            preexec_fn=partial(prctl, _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
+            **streams,
+        )
+    except OSError as error:
+        raise HostUnreachableError(f"ssh cannot be started: {error.strerror}", code="not-installed") from error
+
+
+def run_on(
+    host: str,
+    argv: Sequence[str],
+    *,
+    folder: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
+    stdin: IO[bytes] | None = None,
+) -> HostAnswer:
+    """Run a command on a host, in `folder` or the home there, and return what it answers.
+
+    It shares the connection of a `HostWatch` if there is one. Raises HostUnreachableError if there is no answer in
+    time, or a longer one than `MAX_ANSWER_BYTES`.
+    """
+    command = ssh_argv(host, remote_command(argv, folder=folder))
+    streams = {"stdin": stdin or subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_ssh(command, **streams) as process:
+        try:
+            output, errors = _read_both(process, time.monotonic() + timeout_s)
+            code = process.wait(timeout_s)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise HostUnreachableError(f"{host}: no answer within {timeout_s:.0f} s", code="timed-out") from None
+        except OverflowError as error:
+            raise HostUnreachableError(f"{host}: {error}", code="too-large") from None
+        finally:
+            process.kill()
+    noise, marker, answer = output.partition(START_MARKER)
+    if not marker:
+        raise HostUnreachableError(f"{host}: {failure_words(errors or noise, code)}")
+    return HostAnswer(code, answer, errors)
+
+
+def _read_both(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
+    """Return stdout and stderr of a process. Raises TimeoutError, and OverflowError if they are too long."""
+    assert process.stdout is not None and process.stderr is not None  # noqa: S101 (for mypy)
+    read = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for handle in read:
+            selector.register(handle, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                data = os.read(key.fd, READ_BYTES)
+                read[key.fd] += data
+                if not data:
+                    selector.unregister(key.fd)
+                if len(read[key.fd]) > MAX_ANSWER_BYTES:
+                    raise OverflowError(f"its answer has more than {MAX_ANSWER_BYTES >> 20} MiB")
+    output, errors = read.values()
+    return bytes(output), bytes(errors)
+
+
+def failure_words(stderr: bytes, code: int | None) -> str:
+    """Return why ssh has failed, in its words: the last line that it printed, without control characters."""
+    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    status = "has closed its output" if code is None else exit_status(code)
+    return printable(lines[-1])[:MAX_WORDS_CHARS] if lines else f"ssh {status}"

@@ -1,0 +1,64 @@
+"""Commands on another host: names, quoting, and what a host that fails or floods can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.hosts.channel import HostUnreachableError, check_host_name, parse_hosts, run_on, ssh_argv
+from engine.utils.errors import UsageError
+from support.servers.ssh_stand_in import HOST_KEY_CHANGED, SshStandIn
+
+
+@pytest.mark.parametrize(
+    "name", ["-oProxyCommand=touch x", "", "a b", "x;y", "user@-l", "lab\x1b[2J", "any", "ray:lab"]
+)
+def test_host_name_with_other_meaning_is_refused(name: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_host_name(name)
+    assert "\x1b" not in str(refused.value)
+
+
+def test_hosts_are_named_once_in_order() -> None:
+    assert parse_hosts("lab2, ann@lab-1.org,lab2") == ("lab2", "ann@lab-1.org")
+
+
+def test_ssh_asks_only_on_request() -> None:
+    assert "BatchMode=yes" in ssh_argv("lab1", "true")
+    assert "BatchMode=no" in ssh_argv("lab1", "true", ask=True)
+
+
+def test_arguments_reach_host_as_typed(ssh: SshStandIn) -> None:
+    ssh.set_host("lab1")
+    arguments = ["it's", "$HOME", "a  b", "*", "line\nfeed", "-n", ""]
+    answer = run_on("lab1", ["printf", "%s|", *arguments])
+    assert answer.stdout.decode() == "".join(f"{argument}|" for argument in arguments)
+
+
+def test_answer_begins_after_noise_of_rc_files(ssh: SshStandIn) -> None:
+    ssh.set_host("lab1", "echo Welcome; echo quota: 93% >&2; set -x")
+    answer = run_on("lab1", ["sh", "-c", "echo here; exit 3"])
+    assert (answer.stdout, answer.code) == (b"here\n", 3)
+
+
+def test_command_runs_in_folder_of_host(ssh: SshStandIn) -> None:
+    ssh.set_host("lab1")
+    (ssh.folder / "home" / "my code").mkdir()
+    assert run_on("lab1", ["pwd"], folder="my code").stdout.endswith(b"/home/my code\n")
+
+
+def test_unreachable_host_is_told_in_words_of_ssh(ssh: SshStandIn) -> None:
+    ssh.set_host("rekeyed", HOST_KEY_CHANGED)
+    with pytest.raises(HostUnreachableError, match=r"^rekeyed: Host key verification failed\.$"):
+        run_on("rekeyed", ["true"])
+
+
+def test_silent_host_is_given_up(ssh: SshStandIn) -> None:
+    ssh.set_host("slow")
+    with pytest.raises(HostUnreachableError, match=r"^slow: no answer within 0 s$"):
+        run_on("slow", ["sleep", "100"], timeout_s=0.2)
+
+
+def test_flood_of_host_is_cut_off(ssh: SshStandIn) -> None:
+    ssh.set_host("flood")
+    with pytest.raises(HostUnreachableError, match="more than 16 MiB"):
+        run_on("flood", ["cat", "/dev/zero"])
