@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from engine.config.limits import NO_LIMITS, Limits
 from engine.gpus.current_use import Obstacle, Unavailable
@@ -35,10 +34,8 @@ from engine.gpus.selection import (
     use_warnings,
     why_not_free,
 )
-from engine.gpus.sleeper import Leadership, try_to_lead
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.visible_devices import device_order_warnings, visible_devices
-from engine.gpus.waiting import AWAKE_SECONDS, FallAsleep, MakeBed, fall_asleep, take_woken, wake_sleepers
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 
@@ -93,7 +90,6 @@ def allocate_devices(
     ranks: int | None = None,
     poll_terms: TermsPoller = lambda: (QueueTerms(), ""),
     limits: Limits = NO_LIMITS,
-    make_bed: MakeBed | None = None,
 ) -> GpuAllocation:
     """Reserve the devices that `selection`, a value of `device.gpus`, selects within CUDA_VISIBLE_DEVICES.
 
@@ -104,24 +100,16 @@ def allocate_devices(
     `ranks` is the number of ranks that an external launcher started on this host: "auto" then reserves that many
     devices, if necessary shared. While the terms of `poll_terms` are blocked, the run is listed in the queue and
     claims nothing; afterwards it joins at the end of the queue. A run at a limit in `limits` claims nothing either and
-    keeps its place; without `wait`, it is refused. With `make_bed`, this process may become a smaller one while it
-    waits. Raises UsageError if the selection is invalid or not available.
+    keeps its place; without `wait`, it is refused. Raises UsageError if the selection is invalid or not available.
     """
     own = OwnRuns(limits, selection)
-    allocator = _Allocator(selection, run, wait, ranks, poll_terms, on_wait, own, make_bed)
-    while True:
-        try:
-            allocator.wait_while_blocked()
-            allocation = _allocate(allocator)
-        except FallAsleep:
-            allocator.fall_asleep()
-        except BaseException:
-            allocator.stop_leading()
-            allocator.reservation.release()
-            raise
-        else:
-            allocator.stop_leading()
-            return allocation
+    allocator = _Allocator(selection, run, wait, ranks, poll_terms, on_wait, own)
+    try:
+        allocator.wait_while_blocked()
+        return _allocate(allocator)
+    except BaseException:
+        allocator.reservation.release()
+        raise
 
 
 def _allocate(allocator: _Allocator) -> GpuAllocation:
@@ -173,11 +161,7 @@ class _Allocator:
     poll_terms: TermsPoller
     on_wait: Callable[[str], None]
     own: OwnRuns = field(default_factory=OwnRuns)
-    make_bed: MakeBed | None = None
     reservation: Reservation = field(default_factory=Reservation, init=False)
-    _leadership: tuple[str, Leadership] | None = field(default=None, init=False)
-    """Path and leadership of the file of the runs that wait as this one does."""
-    _awake_until: float = field(default=0.0, init=False)
     _settled_at: float = field(default=0.0, init=False)
     """When the reservations of others are complete again, in seconds of the monotonic clock."""
     _queue: RunQueue = field(init=False)
@@ -190,14 +174,6 @@ class _Allocator:
 
     def __post_init__(self) -> None:
         self._queue = RunQueue(wait=self.wait)
-        if self.make_bed is not None and (woken := take_woken()) is not None:
-            blocked = self.reservation.adopt(woken)
-            self._terms = codec.replace(self._terms, blocked=blocked)
-            self._awake_until = time.monotonic() + AWAKE_SECONDS
-            if self.reservation.key is None:
-                self._settled_at = time.monotonic() + SETTLE_SECONDS
-            if woken.leadership is not None:
-                self._leadership = self._leader_path(), woken.leadership
 
     def enqueue(self, visible_ids: Sequence[str]) -> None:
         """Join the queue for GPUs, or return to the same place in it. Raises UsageError."""
@@ -232,10 +208,7 @@ class _Allocator:
         """Return which limit of its user keeps the run from its start now, "" if none does. Raises UsageError."""
         if not self.own.limits.all():
             return ""
-        reservations = self._reservations.read(self._warn)
-        self.own.update(reservations, self.reservation.key, wait=self.wait)
-        if self._leadership is not None:
-            wake_sleepers(self.own.below_limit(reservations))
+        self.own.update(self._reservations.read(self._warn), self.reservation.key, wait=self.wait)
         return self.own.reached()
 
     def allocate(self, snapshot: Snapshot | None, monitor: DriverMonitor) -> GpuAllocation:
@@ -288,53 +261,6 @@ class _Allocator:
     def _report(self, reason: str) -> None:
         self.reservation.set_terms(self._terms, reason)
         self.on_wait(reason)
-        if self.make_bed is None or self.reservation.lock is None or self._leads():
-            return
-        if time.monotonic() >= self._awake_until:
-            raise FallAsleep
-
-    def _leader_path(self) -> str:
-        """Return the path of the file of the leader, "" if what keeps this run from its start concerns no other."""
-        if self.reservation.lock is None or self._terms.blocked not in ("", "limit"):
-            return ""
-        kind = self._terms.blocked or ("cpu" if self.selection == CPU.uuid else "gpu")
-        return str(self.reservation.lock[0].with_name(f"leader-{kind}"))
-
-    def _leads(self) -> bool:
-        """Whether this run keeps awake for those of its user that wait as it does, and sleep."""
-        path = self._leader_path()
-        if self._leadership is not None:
-            if self._leadership[0] == path and self._leadership[1].renew(path):
-                return True
-            self.stop_leading()
-        try:
-            leadership = try_to_lead(path) if path else None
-        except OSError:
-            return True
-        self._leadership = None if leadership is None else (path, leadership)
-        return leadership is not None
-
-    def stop_leading(self) -> None:
-        if self._leadership is not None:
-            path, leadership = self._leadership
-            self._leadership = None
-            leadership.close(path)
-            with suppress(OSError):
-                Path(path).parent.rmdir()
-
-    def fall_asleep(self) -> None:
-        """Become a smaller process. Returns if that is not possible now."""
-        self._awake_until = time.monotonic() + AWAKE_SECONDS
-        lock = self.reservation.lock
-        bed = None if self.make_bed is None or lock is None else self.make_bed()
-        if bed is None or lock is None:
-            return
-        if not self._terms.blocked:
-            # Others see its place, which changes while it sleeps.
-            self.reservation.set_terms(self._terms, "")
-        begin = self._terms.begin if self._terms.begin > time.time() else 0.0
-        with closing(bed), suppress(OSError):
-            fall_asleep(bed, *lock, self._leader_path(), begin)
 
     def _attempt(
         self,
@@ -423,10 +349,7 @@ class _Allocator:
         mine = [codec.replace(each, blocked="", is_silent=False) for each in mine]
         queue = queue_order([*others, *mine])
         place = next((place for place, waiter in enumerate(queue) if waiter.key == self.reservation.key), len(queue))
-        rest = queue[place:] if self._leadership is not None else ()
-        turn = self._queue.take_turn(queue[:place], self._terms, view, rest)
-        if self._leadership is not None:
-            wake_sleepers(each for each in turn.startable if each.key != self.reservation.key)
+        turn = self._queue.take_turn(queue[:place], self._terms, view)
         return turn, "".join(claim_of(each, turn.devices).note for each in mine)
 
     def _has_conflict(self, chosen: Sequence[CudaDevice], list_devices: DeviceLister) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.config.limits import NO_LIMITS, Limit, Limits, requested_gpus, too_many_gpus
@@ -67,17 +66,6 @@ class OwnRuns:
             raise UsageError([too_many_gpus(self.selection, wanted, gpus)])
         is_reached = wanted > self._num_left(gpus) and not self.terms.shares
         return self._describe(gpus) if is_reached else ""
-
-    def below_limit(self, reservations: Sequence[ReservationInfo]) -> list[ReservationInfo]:
-        """Return the other runs of this user that wait because of a limit, and that it does not keep any more."""
-        found = []
-        for each in reservations:
-            if each.uid == os.geteuid() and each.blocked == "limit":
-                other = OwnRuns(self.limits, each.selection, each, len(each.visible))
-                other.update(reservations, each.key, wait=True)
-                with suppress(UsageError):
-                    found += [] if other.reached() else [each]
-        return found
 
     @property
     def may_only_join(self) -> bool:

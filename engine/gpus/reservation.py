@@ -10,9 +10,6 @@ has the run folder.
 There is no lock of the host: whoever holds it could delay all runs. Two runs may therefore reserve the same GPU at the
 same time: `allocation` reads the reservations again after it has written its own, and one of the two finds the other.
 
-Detached runs sleep while they wait, see `sleeper`. Who holds the lock of `leader-gpu`, `leader-cpu` or `leader-limit`
-in the folder of their user stays awake for all of them. Only that user can open these files.
-
 `allocation` writes reservations, `reservation_reader` reads them.
 """
 
@@ -31,11 +28,10 @@ from typing import Any, BinaryIO
 
 from engine.gpus.queue_terms import MAX_STRING_CHARS, QueueTerms
 from engine.gpus.reservation_entry import ReservationEntry, ReservedRank, reservations_root
-from engine.gpus.reservation_reader import MAX_ENTRY_BYTES, remove_entry
-from engine.gpus.waiting import Woken
-from engine.utils.codec import InvalidRecordError, asdict, decode, encode, replace, to_builtins
+from engine.gpus.reservation_reader import remove_entry
+from engine.utils.codec import asdict, encode, replace, to_builtins
 from engine.utils.errors import UsageError
-from engine.utils.files import read_bytes, replace_file
+from engine.utils.files import replace_file
 from engine.utils.locks import take_write_lock, try_flock
 from engine.utils.wait import wait_until
 
@@ -72,24 +68,6 @@ class Reservation:
         changes = asdict(terms) | ({} if reason is None else {"reason": reason[:MAX_STRING_CHARS]})
         if replace(self._entry, **changes) != self._entry:
             self._publish(**changes)
-
-    def adopt(self, woken: Woken) -> str:
-        """Take the reservation that this process made before it slept. Return why that run was blocked.
-
-        Without its files, the run joins the queue anew."""
-        path = woken.lock_path
-        self._lock_path, self._lock_fd = path, woken.lock_fd
-        try:
-            if not self._exists():
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            self._entry = decode(read_bytes(path.with_suffix(".json"), MAX_ENTRY_BYTES), ReservationEntry)
-        except (OSError, InvalidRecordError):
-            self.release()
-            return ""
-        with suppress(OSError):
-            # It was woken.
-            os.utime(path.with_suffix(".folder"))
-        return self._entry.blocked
 
     def rejoin(self, selection: str, visible: Sequence[str], run: str) -> None:
         """Leave the queue and join it again at its end. Raises UsageError if it cannot be written.
@@ -163,11 +141,6 @@ class Reservation:
     def key(self) -> tuple[int, str] | None:
         """Same as `ReservationInfo.key`; None before `enqueue` and `reserve`."""
         return None if self._lock_path is None else (os.getuid(), self._lock_path.name)
-
-    @property
-    def lock(self) -> tuple[Path, int] | None:
-        """Path and descriptor of the lock file; None before `enqueue` and `reserve`."""
-        return None if self._lock_path is None else (self._lock_path, self._lock_fd)
 
     @property
     def since(self) -> float:

@@ -31,8 +31,6 @@ CLAIM_TIMEOUT_SECONDS = 15.0
 USER_CLAIM_TIMEOUTS = 8
 SILENT = "its supervisor does not answer, so later runs may start first"
 
-AHEAD = Unavailable(Obstacle.QUEUED, "a run ahead waits for it")
-
 # Devices by UUID, as a run with these terms sees them.
 View = Callable[[QueueTerms], Mapping[str, CudaDevice]]
 
@@ -62,14 +60,12 @@ class Turn:
     """The devices as a run sees them in its turn: those that runs ahead claim are not free.
 
     `passes` are the runs that could use the devices and that it passes if it starts now, each with the reason.
-    `is_moving`: a run ahead is about to reserve its devices. `startable` are the other runs of the same user that may
-    start now, which may sleep.
+    `is_moving`: a run ahead is about to reserve its devices.
     """
 
     devices: Mapping[str, CudaDevice]
     passes: Sequence[str] = ()
     is_moving: bool = False
-    startable: Sequence[ReservationInfo] = ()
 
 
 @dataclass
@@ -84,18 +80,10 @@ class RunQueue:
     _since: dict[Hashable, float] = field(default_factory=dict, init=False)
     """Since when a run, a run of a user, or any run could start, in seconds of the clock of `_clocks`."""
 
-    def take_turn(
-        self,
-        ahead: Sequence[ReservationInfo],
-        terms: QueueTerms,
-        view: View,
-        rest: Sequence[ReservationInfo] = (),
-    ) -> Turn:
-        """Return the turn of a run with these terms behind the waiting runs `ahead`, which are in queue order.
-
-        `rest` are this run and those behind it, if they are to be searched for runs that may start."""
+    def take_turn(self, ahead: Sequence[ReservationInfo], terms: QueueTerms, view: View) -> Turn:
+        """Return the turn of a run with these terms behind the waiting runs `ahead`, which are in queue order."""
         own, claimed, passes, is_moving = view(terms), dict[str, Unavailable](), list[str](), False
-        since, idle_users, startable = dict[Hashable, float](), set[int](), list[ReservationInfo]()
+        since, idle_users = dict[Hashable, float](), set[int]()
         for waiter in ahead:
             if all(name in claimed or not device.is_free for name, device in own.items()):
                 break
@@ -109,7 +97,6 @@ class RunQueue:
                 if waiter.uid in idle_users:
                     because = "it does not take the GPUs that it waits for"
                 is_moving |= not because
-                startable += [waiter] if waiter.uid == self.uid else []
             if because:
                 passes.append(f"{waiter.run} (user {waiter.user}): {because}")
                 continue
@@ -117,16 +104,7 @@ class RunQueue:
             queued = Unavailable(Obstacle.QUEUED, reason, users=frozenset({waiter.user}))
             claimed |= dict.fromkeys(claim.devices - claimed.keys(), queued)
         self._since = since if self.wait else self._since | since
-        turn = with_claims(own, claimed)
-        views = [view(each) for each in {(each.share, each.min_free): each for each in rest}.values()]
-        for waiter in rest:
-            if not any(device.is_free and name not in claimed for each in views for name, device in each.items()):
-                break
-            claim = claim_of(waiter, with_claims(view(waiter), claimed))
-            startable += [waiter] if claim.may_start and waiter.uid == self.uid else []
-            if waiter.uid == self.uid or not claim.passed_because:
-                claimed |= dict.fromkeys(claim.devices - claimed.keys(), AHEAD)
-        return Turn(turn, passes, is_moving, startable)
+        return Turn(with_claims(own, claimed), passes, is_moving)
 
     def _clocks(self, waiter: ReservationInfo) -> Iterator[tuple[Hashable, float, float]]:
         """Yield the clocks that say that a run does not start although it could: a key, the time, and the timeout.

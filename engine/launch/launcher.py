@@ -6,7 +6,6 @@ import os
 import signal
 
 from engine.distributed.rank_env import detect_launcher
-from engine.gpus.waiting import wake_up
 from engine.launch.phases import AlreadyFinishedError, EndedBeforeStartError, Held, Requested, RunListener
 from engine.launch.request import RunRequest, settle_request, watch_other_claim
 from engine.queue.dependencies import DependencyError
@@ -43,7 +42,6 @@ def _run(request: RunRequest, listener: RunListener) -> int:
     # Until the run starts, a signal ends this process through the clauses below, which release what it holds.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)
-    wake_up()
     try:
         with Held() as held:
             watch_other_claim(request, listener)

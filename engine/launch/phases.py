@@ -27,9 +27,7 @@ from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.config.user_code import user_code_names
 from engine.config.user_errors import code_root
-from engine.gpus import sleeper
 from engine.gpus.allocation import GpuAllocation, allocate_devices
-from engine.gpus.waiting import Bed, receive_signals
 from engine.launch.gpu_usage import local_gpu_ranks, waiting_emitter
 from engine.launch.request import RunRequest, SettledConfig, check_dependencies, settle_config
 from engine.launch.run_code import RunCode, code_changed, record_code, stored_code
@@ -48,7 +46,6 @@ from engine.runs.recorder import Listener, Recorder
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import ExitCode
-from engine.utils.files import open_folder
 from engine.utils.process import redirect_output
 from engine.utils.redaction import redact_argv
 
@@ -346,8 +343,6 @@ def enter_queue(claimed: Claimed, stage: QueueStage, dependencies: Sequence[Depe
         claimed.keep_alive,
         [Predecessor(request.runs_dir, dependency) for dependency in state.after],
         claimed.messages.hold,
-        # It slept: this process is the one that has entered the queue.
-        waited_s=max(time.time() - state.submitted_at, 0.0) if claimed.run.ownership.was_owned else 0.0,
     )
     if request.detached:
         requested.listener.leave_terminal(folder.log)
@@ -388,8 +383,6 @@ def grant(requested: Requested, *, wait: bool) -> Granted:
     if wait and not request.dry_run:
         dependencies = check_dependencies(request)
         queued = enter_queue(claim(requested, config), QueueStage.WAITING, dependencies)
-    receive_signals()
-    sleeps = queued is not None and request.detached and request.program
     allocation = allocate_devices(
         config.device.gpus,
         (config.run.name or request.default_name) if queued is None else queued.claimed.folder.name,
@@ -397,7 +390,6 @@ def grant(requested: Requested, *, wait: bool) -> Granted:
         on_wait=waiting_emitter(requested.listener) if queued is None else queued.place.report,
         poll_terms=(lambda: (fixed_terms(config), "")) if queued is None else queued.place.poll_terms,
         limits=read_limits(),
-        make_bed=partial(_make_bed, queued) if queued is not None and sleeps else None,
     )
     return grant_allocated(requested, allocation, queued)
 
@@ -411,34 +403,6 @@ def grant_allocated(
         queued.place.leave([device.uuid for device in allocation.devices])
     found = allocation.warnings if shows_warnings else []
     return Granted(requested, allocation, queued, tuple(show_warnings(requested, found, allocation.cpu_fallback)))
-
-
-def _make_bed(queued: Queued) -> Bed | None:
-    """Return what the run sleeps with while it waits, None if it stays awake."""
-    claimed, request, folder = queued.claimed, queued.claimed.requested.request, queued.claimed.folder
-    lock_fds = claimed.run.ownership.lock_fds
-    if lock_fds is None or claimed.recorder.problem is not None:
-        return None
-    followed = [run.folder for run in queued.place.followed if run.folder is not None]
-    fds: list[int] = []
-    with ExitStack() as opened:
-        try:
-            for each in (folder, *followed):
-                fds.append(open_folder(each.path))
-                opened.callback(os.close, fds[-1])
-        except OSError:
-            # It was moved or deleted just now.
-            return None
-        # Whether a run of an earlier gputrain or of another host lives is more than the small process finds out.
-        if any(run.is_owned() and not sleeper.is_live(fd) for run, fd in zip(followed, fds[1:], strict=True)):
-            return None
-        opened.pop_all()
-    flags = [
-        *(["--trust-owner"] if request.trust_owner else []),
-        *(["--trust-code"] if request.code_trust.granted else []),
-    ]
-    command = [*request.program, "resume", "--headless", "--detached", *flags, str(folder.path)]
-    return Bed(command, fds[0], lock_fds, fds[1:])
 
 
 def record(granted: Granted, config: Config, warnings: Iterable[Problem]) -> Recording:

@@ -55,8 +55,7 @@ class RunRequest:
     exists, it stays, also if the run is refused later. `typed` are the keys that the user typed, and `warnings` what
     the config alone gives reason to warn of. `input_source` says what of the model's input is that of its pretrained
     weights, see `engine.launch.preflight`. A request with a `command` runs that instead of a training; of its config,
-    the sections run, device, queue and notify have an effect. `tags` are put on the run once it has its folder.
-    `program` is the `gputrain` command, with which a detached run may go on after it has slept in the queue."""
+    the sections run, device, queue and notify have an effect. `tags` are put on the run once it has its folder."""
 
     config: Config
     runs_dir: Path
@@ -73,7 +72,6 @@ class RunRequest:
     input_source: str = ""
     command: Program | None = None
     tags: tuple[str, ...] = ()
-    program: tuple[str, ...] = ()
 
     @property
     def resumed_folder(self) -> RunFolder | None:

@@ -21,8 +21,6 @@ from typing import NamedTuple
 from engine.config.begin_time import begin_time
 from engine.config.schema import Config
 from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Blocked, QueueTerms
-from engine.gpus.reservation_reader import read_reservations
-from engine.gpus.waiting import wake_sleepers
 from engine.queue.dependencies import Predecessor
 from engine.queue.listing import find_row
 from engine.queue.state import PENDING_STAGES, QueueStage, QueueState, read_queue_state, write_queue_state
@@ -170,8 +168,6 @@ class QueuePlace:
     keep_alive: Callable[[], None]
     followed: list[Predecessor] = field(default_factory=list)
     on_crash_hold: Callable[[str], None] = lambda _: None
-    waited_s: float = 0.0
-    """How long the run waited, once it has its devices; before, how long it had waited when this process began."""
     _entered_at: float = field(default_factory=time.monotonic, init=False)
     _recorded_at: float = field(default=-math.inf, init=False)
     _looked_at: float = field(default=-math.inf, init=False)
@@ -181,13 +177,10 @@ class QueuePlace:
     _recorded: tuple[str, int | None] | None = field(default=None, init=False)
     """Reason and place in the journal."""
 
-    def __post_init__(self) -> None:
-        self._entered_at -= self.waited_s
-
     @property
     def has_waited(self) -> bool:
         """Whether the journal says so."""
-        return self._recorded is not None or self.waited_s > 0
+        return self._recorded is not None
 
     def save(self, **changes: object) -> None:
         """Change and store the place."""
@@ -259,12 +252,7 @@ class QueuePlace:
         for run in stopped:
             self.followed.remove(run)
         after = tuple(run.dependency for run in self.followed)
-        was_crash_hold = bool(self.state.crash_hold)
         self.save(held=False, crash_hold="", released_at=time.time(), after=after)
-        if was_crash_hold:
-            # The rest of its batch may sleep.
-            own = (each for each in read_reservations() if each.uid == os.geteuid())
-            wake_sleepers(each for each in own if each.blocked == "held")
         return "the run waits for its turn"
 
     def _apply(self, request: ControlRequest) -> None:
@@ -322,8 +310,8 @@ class QueuePlace:
         """Record that the run has its devices."""
         self.save(stage=QueueStage.GRANTED, granted_at=time.time())
         if self.has_waited:
-            self.waited_s = time.monotonic() - self._entered_at
-            self.recorder.record(GpusGranted(devices=list(devices), seconds=round(self.waited_s, 3)))
+            waited_s = time.monotonic() - self._entered_at
+            self.recorder.record(GpusGranted(devices=list(devices), seconds=round(waited_s, 3)))
 
 
 def initial_state(

@@ -91,16 +91,6 @@ class Ownership:
         )
         self._renew()
 
-    @property
-    def was_owned(self) -> bool:
-        """Whether this process owned the run before it became another program."""
-        return self._lock.is_inherited
-
-    @property
-    def lock_fds(self) -> tuple[int, int] | None:
-        """Descriptors of the lock, for `engine.utils.locks.inherit`; None if others do not see a write lock."""
-        return self._lock.fds if self._lock.has_write_lock else None
-
     def renew_heartbeat(self) -> None:
         """Write the heartbeat if it is due.
 
@@ -301,7 +291,7 @@ def claim_run(
     except OSError as error:
         raise _not_writable(root, error) from error
     # What an earlier owner may have left: unread requests and incomplete checkpoints.
-    for _ in () if claimed.ownership.was_owned else consume_requests(folder.control):
+    for _ in consume_requests(folder.control):
         pass
     for path in folder.checkpoints.glob(".*.tmp"):
         path.unlink(missing_ok=True)

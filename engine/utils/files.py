@@ -20,7 +20,6 @@ from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_path_reason
 from engine.utils.wait import wait_until
 
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # Another process changes a small file within milliseconds. One that holds the lock for longer is not waited for.
 LOCK_WAIT_SECONDS = 1.0
 # Nobody, not even root, can create a folder in it.
@@ -210,15 +209,10 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
 
 
-def open_folder(path: Path) -> int:
-    """Return a file descriptor of a folder. Raises OSError for anything else, such as a link."""
-    return os.open(path, _FOLDER_FLAGS | os.O_CLOEXEC)
-
-
 @contextmanager
 def opened_folder(path: Path) -> Iterator[Path]:
     """Yield a path that leads to a folder wherever it is moved. Raises OSError for anything else, such as a link."""
-    with opened(path, _FOLDER_FLAGS) as handle:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
         yield path_of_descriptor(handle)
 
 

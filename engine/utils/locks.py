@@ -22,19 +22,6 @@ _FLOCK = struct.Struct("hhqqi")
 _CONTENT = b"locked while its owner lives\n"
 
 
-_inherited: dict[tuple[int, int], tuple[int, int]] = {}
-"""Descriptors of the private and the readable file of locks that this process held before it became another program
-(execve(2)), by device and inode of the private file, until it takes them again."""
-
-
-def inherit(private_fd: int, fd: int) -> None:
-    """Let this process take a lock that it holds already."""
-    status = os.fstat(private_fd)
-    _inherited[status.st_dev, status.st_ino] = private_fd, fd
-    for each in (private_fd, fd):
-        os.set_inheritable(each, False)
-
-
 def take_write_lock(lock_fd: int) -> bool:
     """Take the write lock on a file, which only its owner can open for writing. False if there are no such locks."""
     try:
@@ -53,8 +40,6 @@ def has_write_lock(lock_fd: int) -> bool:
 def is_held(path: Path) -> bool:
     """Whether the owner of a lock file lives. Raises OSError, also where there are no write locks."""
     with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as lock_fd:
-        if any(os.path.samestat(os.fstat(fd), os.fstat(lock_fd)) for _, fd in _inherited.values()):
-            return False
         return has_write_lock(lock_fd)
 
 
@@ -70,18 +55,10 @@ class OwnerLock:
         self.fd: int | None = None
         """Descriptor of `path`, None before it is published."""
         self.has_write_lock = False
-        self.is_inherited = False
-        """Whether this process held it before it became another program."""
 
     @classmethod
     def take(cls, path: Path, private_path: Path) -> OwnerLock | None:
         """Take the lock without showing it to others yet; None if another process holds it. Raises OSError."""
-        with suppress(OSError):
-            status = private_path.stat()
-            if (fds := _inherited.pop((status.st_dev, status.st_ino), None)) is not None:
-                lock = cls(path, private_path, fds[0])
-                lock.fd, lock.has_write_lock, lock.is_inherited = fds[1], True, True
-                return lock
         if (private_fd := try_flock(private_path)) is None:
             return None
         lock = cls(path, private_path, private_fd)
@@ -117,12 +94,6 @@ class OwnerLock:
         if self.fd is not None:
             os.close(self.fd)
         self.fd = new_fd
-
-    @property
-    def fds(self) -> tuple[int, int]:
-        """Descriptors of a published lock, for `inherit`."""
-        assert self.fd is not None  # noqa: S101 - it is published
-        return self._private_fd, self.fd
 
     def renew(self) -> None:
         """Write the files again if somebody has deleted them. Errors are ignored: the next call tries again."""

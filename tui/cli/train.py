@@ -278,7 +278,6 @@ def build_request(
     from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
     from engine.launch.request import RunRequest
     from engine.runs.root import runs_root
-    from tui.launcher import gputrain_command
 
     problems: tuple[Problem, ...] = ()
     typed = frozenset[str]()
@@ -306,7 +305,6 @@ def build_request(
         detached=start.detached,
         typed=typed,
         warnings=warnings,
-        program=tuple(gputrain_command()),
     )
 
 
