@@ -16,7 +16,6 @@ same time: `allocation` reads the reservations again after it has written its ow
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import tempfile
@@ -125,8 +124,6 @@ class Reservation:
         except OSError as error:
             raise _unusable(reservations_root(), error) from error
         try:
-            # Earlier gputrains look for it.
-            fcntl.flock(lock_fd, fcntl.LOCK_EX)
             if not take_write_lock(lock_fd):
                 raise OSError(errno.ENOLCK, "its file system has no write locks")
             # Other users cannot open, and so not lock, the file before.
@@ -209,8 +206,6 @@ class Reservation:
             os.close(old_fd)
         path, values = self._lock_path.with_suffix(".json"), to_builtins(self._entry)
         folder = values.pop("folder")
-        # The GPUs come first, where every gputrain finds them.
-        values = {"format": values["format"], "gpus": values["gpus"], **values}
         try:
             if folder != self._shown_folder:
                 replace_file(path.with_suffix(".folder"), lambda file: file.write(os.fsencode(folder)), private=True)

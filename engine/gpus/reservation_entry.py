@@ -1,4 +1,4 @@
-"""The entry of a reservation: what a run writes for other processes, in each revision.
+"""The entry of a reservation: what a run writes for other processes.
 
 `reservation` writes it, `reservation_reader` reads it with what the file system says of its files.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,19 +21,14 @@ from engine.gpus.queue_terms import (
     QueueTerms,
     Text,
 )
-from engine.utils.codec import Count, FileRecord, Meta, Record, UnixTime, decode
+from engine.utils.codec import FileRecord, Meta, Record, UnixTime
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, settings_file
 from engine.utils.trust import name_of_user
 
-MAX_RANKS_PER_USER = 1024
+MAX_RANKS = 1024
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 MAX_RANK = 1 << 20
-REVISION = 3
-EVERY_DEVICE = "*"
-"""Stands for all GPUs in the `gpus` of a user with more entries than are read."""
-# Every gputrain writes these fields so, whatever else it writes.
-_GPUS = re.compile(rb'"gpus":\s*(\[[^\[\]{}]*\])')
 
 Devices = Annotated[tuple[str, ...], Meta(max_length=MAX_DEVICES)]
 ArrivalTime = Annotated[float, Meta(ge=0, le=MAX_TIME)]
@@ -54,12 +48,10 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
 
     `since` is the Unix time at which the run joined the queue, `selection` its `device.gpus`. `gpus` contains the
     `CudaDevice.uuid` of each of its devices, and is empty while it waits. `visible` contains that of each
-    device that is visible to it. `write_lock` is for earlier gputrains: it holds the write lock on its lock file.
+    device that is visible to it.
 
     `reason` is why it waits. The terms have no defaults here: without `blocked`, a run that claims no devices would
     claim some.
-
-    `format` is 1 in each `revision`, so that earlier gputrains read the entry, too.
     """
 
     priority: Priority
@@ -70,10 +62,8 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
     selection: Text
     visible: Devices
     gpus: Devices
-    ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS_PER_USER)]
-    write_lock: bool = True
+    ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS)]
     reason: Text = ""
-    revision: Count = REVISION
 
 
 class ReservationInfo(ReservationEntry, frozen=True, kw_only=True):
@@ -111,7 +101,7 @@ class ReservationInfo(ReservationEntry, frozen=True, kw_only=True):
 
     def holds(self, *device_ids: str | None) -> bool:
         """Whether it holds one of the devices with these UUID."""
-        return not {EVERY_DEVICE, *device_ids}.isdisjoint(self.gpus)
+        return not set(device_ids).isdisjoint(self.gpus)
 
     def run_folder(self) -> str:
         """Return the run folder, which only its user can read; empty for runs of other users."""
@@ -142,24 +132,3 @@ def _root_of_settings(path: Path) -> Path | None:
         with suppress(UsageError):
             return read_settings().reservations
     return None
-
-
-def held_devices(data: bytes) -> tuple[str, ...]:
-    """Return the GPUs of an entry that cannot be read; none if even these cannot. Raises InvalidRecordError."""
-    match = _GPUS.search(data)
-    return () if match is None else decode(match[1], Devices)
-
-
-def unreadable_entry(gpus: tuple[str, ...]) -> ReservationEntry:
-    """Return the entry of a run of which only the GPUs are known."""
-    return ReservationEntry(
-        priority=0,
-        blocked="",
-        share=1,
-        run="unknown",
-        since=0.0,
-        selection="",
-        visible=(),
-        gpus=gpus,
-        ranks=(),
-    )

@@ -5,9 +5,6 @@ file claims about its user:
 
 - An entry is a regular file that belongs to the user in the name of its folder. So does the folder.
 - Its size, the number of entries of a user and the types of its values are limited.
-- What is held never looks free. An entry whose lock is held counts as held although the rest of it cannot be read, for
-  example because a later gputrain wrote it: its GPUs are its first field. A user with more entries than are read counts
-  as holding every GPU.
 - A run is live if the process that created its lock file holds a write lock on it. Other users cannot: the file is
   writable only by its owner.
 - A run joined the queue when its lock file was created, or later.
@@ -22,28 +19,20 @@ or claimed by a waiting run of theirs. Both are shown with their name. `--gpus` 
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.reservation_entry import (
-    EVERY_DEVICE,
-    MAX_RANKS_PER_USER,
-    ReservationEntry,
-    ReservationInfo,
-    held_devices,
-    reservations_root,
-    unreadable_entry,
-)
-from engine.utils.codec import InvalidRecordError, UnsetType, asdict, decode, replace
+from engine.gpus.reservation_entry import ReservationEntry, ReservationInfo, reservations_root
+from engine.utils.codec import UnsetType, asdict, decode, replace
 from engine.utils.errors import Problem
 from engine.utils.files import open_regular_file, opened
 from engine.utils.locks import has_write_lock
@@ -53,7 +42,6 @@ from engine.utils.trust import describe_user
 MAX_ENTRY_BYTES = 1 << 16  # eight GPUs with seven MIG instances each need 16 KiB
 MAX_FILES_PER_FOLDER = 16384  # three per run
 MAX_BYTES_PER_USER = 1 << 22
-MAX_FOLDERS_PER_USER = 4
 MAX_SHOWN_CHARS = 100
 UNPUBLISHED_SECONDS = 60.0
 READ_PER_SECOND = 10  # an entry takes 50 µs, and each run that waits reads all
@@ -133,145 +121,101 @@ class _Reader:
         self.stale: list[Path] = []
         """The lock files that dead runs of this user left."""
         self._root, self._remove_stale = root, remove_stale
-        # By user.
-        self._num_folders: dict[int, int] = {}
-        self._num_ranks: dict[int, int] = {}
-        self._num_bytes: dict[int, int] = {}
-        self._unread: dict[tuple[int, bool], tuple[int, str]] = {}
-        """The number of their entries that cannot be read, by whether these count as held, and why for the first."""
+        self._num_bytes = Counter[int]()
+        """What was read of the entries of each user."""
+        self._unread: dict[int, list[str]] = {}
+        """Why entries cannot be read, by the user to whom they belong."""
 
     def read(self) -> None:
         """Raises OSError if the root cannot be listed."""
-        with opened(self._root, os.O_RDONLY | os.O_DIRECTORY) as root_fd, os.scandir(root_fd) as listing:
+        with os.scandir(self._root) as listing:
             for entry in listing:
                 if match := FOLDER_NAME.fullmatch(entry.name):
-                    self._read_folder(root_fd, entry.name, int(match[1]))
+                    self._read_folder(entry.name, int(match[1]))
 
     def problems(self) -> list[Problem]:
         return [
             Problem(
                 "",
-                f"{'counted as held' if is_held else 'ignored'}: {pluralize(count, 'invalid GPU reservation')} of "
-                f"{describe_user(uid)} in {self._root}: {'' if count == 1 else 'for example, '}{reason}",
+                f"ignored: {pluralize(len(reasons), 'invalid GPU reservation')} of {describe_user(uid)} in "
+                f"{self._root}: {'' if len(reasons) == 1 else 'for example, '}{reasons[0]}",
                 "only that user can remove them",
                 code="damaged",
             )
-            for (uid, is_held), (count, reason) in self._unread.items()
+            for uid, reasons in self._unread.items()
         ]
 
-    def _note(self, uid: int, name: str, reason: str, *, is_held: bool = False) -> None:
-        """Note that an entry of a user cannot be read, and whether it counts as held or is ignored."""
+    def _note(self, uid: int, name: str, error: OSError | ValueError) -> None:
+        """Note that an entry of a user cannot be read."""
+        reason = f"cannot be used ({error.strerror})" if isinstance(error, OSError) else str(error)
         shown = printable(name) if len(name) <= MAX_SHOWN_CHARS else f"{printable(name[:MAX_SHOWN_CHARS])}…"
-        count, first_reason = self._unread.get((uid, is_held), (0, f"{shown} {reason}"))
-        self._unread[uid, is_held] = count + 1, first_reason
+        self._unread.setdefault(uid, []).append(f"{shown} {reason}")
 
-    def _read_folder(self, root_fd: int, name: str, uid: int) -> None:
-        owner = uid
+    def _read_folder(self, name: str, uid: int) -> None:
+        path, owner = self._root / name, uid
         try:
-            # A link, or a named pipe, is not opened at all.
-            status = os.stat(name, dir_fd=root_fd, follow_symlinks=False)
-            owner = status.st_uid
-            if (reason := self._why_not_folder_of(uid, status)) is not None:
-                return self._note(owner, name, reason)
-            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root_fd)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            return self._note(owner, name, f"cannot be opened ({error.strerror})")
-        try:
-            # Between the two calls, its owner may have replaced it.
-            if os.fstat(folder).st_uid == uid:
+            owner = path.lstat().st_uid
+            # Anything but a folder, such as a link or a named pipe, is not opened.
+            with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+                _require_owner(os.fstat(folder), uid)
                 self._read_entries(folder, name, uid)
-        except OSError as error:
-            self._note(uid, name, f"cannot be listed ({error.strerror})")
-        finally:
-            os.close(folder)
-
-    def _why_not_folder_of(self, uid: int, status: os.stat_result) -> str | None:
-        """Return why a folder is not read, as a clause that follows its name; None if it is read."""
-        if not stat.S_ISDIR(status.st_mode):
-            return "is not a folder"
-        if status.st_uid != uid:
-            return f"does not belong to {describe_user(uid)}"
-        self._num_folders[uid] = self._num_folders.get(uid, 0) + 1
-        if self._num_folders[uid] > MAX_FOLDERS_PER_USER:
-            return f"is one of more than {pluralize(MAX_FOLDERS_PER_USER, 'folder')}"
-        return None
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            self._note(owner, name, error)
 
     def _read_entries(self, folder: int, name: str, uid: int) -> None:
+        """Raises OSError if the folder cannot be listed, and ValueError if it has too many entries."""
         with os.scandir(folder) as listing:
-            names = [entry.name for entry in islice(listing, MAX_FILES_PER_FOLDER + 1)]
-        if len(names) > MAX_FILES_PER_FOLDER:
-            self._hold_every_device(uid, name, f"has more than {MAX_FILES_PER_FOLDER} files")
-        for lock_name in names[:MAX_FILES_PER_FOLDER]:
-            if not lock_name.endswith(".lock"):
-                continue
+            files = [entry.name for entry in islice(listing, MAX_FILES_PER_FOLDER + 1)]
+        if len(files) > MAX_FILES_PER_FOLDER:
+            raise ValueError(f"has more than {MAX_FILES_PER_FOLDER} files")
+        for lock_name in (each for each in files if each.endswith(".lock")):
+            if self._num_bytes[uid] > MAX_BYTES_PER_USER:
+                raise ValueError(f"has entries of more than {MAX_BYTES_PER_USER} bytes")
             try:
-                reservation = self._read_entry(folder, lock_name, uid, name)
+                self._read_entry(folder, lock_name, uid, name)
             except FileNotFoundError:
                 # Released in the meantime.
                 continue
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 if not isinstance(error, PermissionError) or not _is_recent(folder, lock_name):
-                    self._note(uid, f"{name}/{lock_name}", f"cannot be used ({error.strerror})")
-            except ValueError as error:
-                self._note(uid, f"{name}/{_json_name(lock_name)}", str(error))
-            else:
-                self.reservations += [reservation] if reservation is not None else []
-            if self._num_bytes.get(uid, 0) > MAX_BYTES_PER_USER:
-                self._hold_every_device(uid, name, f"has entries of more than {MAX_BYTES_PER_USER} bytes")
-                break
+                    self._note(uid, f"{name}/{lock_name}", error)
 
-    def _hold_every_device(self, uid: int, name: str, reason: str) -> None:
-        """Let a user hold every device, some of whose entries are not read."""
-        self._note(uid, name, reason, is_held=True)
-        entry = unreadable_entry((EVERY_DEVICE,))
-        self.reservations.append(_info(entry, uid=uid, user_folder=name, lock_name="", since=0.0))
-
-    def _read_entry(self, folder: int, lock_name: str, uid: int, name: str) -> ReservationInfo | None:
-        """Return the reservation of a lock file; None if no process holds it.
-
-        Raises OSError if its files cannot be read, and ValueError if they are invalid.
-        """
+    def _read_entry(self, folder: int, lock_name: str, uid: int, name: str) -> None:
+        """Read the reservation of a lock file, unless no process holds it. Raises OSError and ValueError."""
         with open_regular_file(lock_name, dir_fd=folder) as lock:
             status = os.fstat(lock.fileno())
-            if status.st_uid != uid:
-                raise OSError(errno.EINVAL, f"belongs to {describe_user(status.st_uid)}")
-            if has_write_lock(lock.fileno()):
-                data, renewed_at = _read_file(folder, _json_name(lock_name), uid)
-                self._num_bytes[uid] = self._num_bytes.get(uid, 0) + len(data)
-                entry = self._parse(data, uid, f"{name}/{_json_name(lock_name)}")
-                return _info(
-                    entry,
-                    uid=uid,
-                    user_folder=name,
-                    lock_name=lock_name,
-                    since=max(entry.since, status.st_ctime),
-                    renewed_at=renewed_at,
-                    is_silent=time.time() - renewed_at > SILENT_SECONDS,
-                )
-        is_published = status.st_mode & stat.S_IROTH or time.time() - status.st_ctime > UNPUBLISHED_SECONDS
-        if uid == os.getuid() and is_published:
-            self.stale.append(self._root / name / lock_name)
-            if self._remove_stale:
-                remove_entry(self._root / name, lock_name)
-        return None
+            _require_owner(status, uid)
+            if not has_write_lock(lock.fileno()):
+                is_published = status.st_mode & stat.S_IROTH or time.time() - status.st_ctime > UNPUBLISHED_SECONDS
+                if uid == os.getuid() and is_published:
+                    self.stale.append(self._root / name / lock_name)
+                    if self._remove_stale:
+                        remove_entry(self._root / name, lock_name)
+                return
+            with open_regular_file(f"{lock_name.removesuffix('.lock')}.json", dir_fd=folder) as file:
+                written = os.fstat(file.fileno())
+                _require_owner(written, uid)
+                data = file.read(MAX_ENTRY_BYTES)
+        self._num_bytes[uid] += len(data)
+        entry = decode(data, ReservationEntry)
+        self.reservations.append(
+            _info(
+                entry,
+                uid=uid,
+                user_folder=name,
+                lock_name=lock_name,
+                since=max(entry.since, status.st_ctime),
+                renewed_at=written.st_mtime,
+                is_silent=time.time() - written.st_mtime > SILENT_SECONDS,
+            )
+        )
 
-    def _parse(self, data: bytes, uid: int, name: str) -> ReservationEntry:
-        """Return an entry, or what counts as held of one that cannot be read. Raises ValueError if that is nothing."""
-        try:
-            entry = decode(data, ReservationEntry)
-        except InvalidRecordError as error:
-            if not (gpus := held_devices(data)):
-                raise
-            self._note(uid, name, str(error), is_held=True)
-            return unreadable_entry(gpus)
-        num_ranks = self._num_ranks.get(uid, 0) + len(entry.ranks)
-        if num_ranks > MAX_RANKS_PER_USER:
-            self._note(uid, name, f"exceeds {MAX_RANKS_PER_USER} ranks", is_held=True)
-            return replace(entry, ranks=())
-        self._num_ranks[uid] = num_ranks
-        return entry
+
+def _require_owner(status: os.stat_result, uid: int) -> None:
+    if status.st_uid != uid:
+        raise ValueError(f"belongs to {describe_user(status.st_uid)}")
 
 
 def _info(entry: ReservationEntry, **known: Any) -> ReservationInfo:
@@ -286,30 +230,12 @@ def _info(entry: ReservationEntry, **known: Any) -> ReservationInfo:
     return ReservationInfo(**(asdict(entry) | trusted | known))
 
 
-def _json_name(lock_name: str) -> str:
-    return f"{lock_name.removesuffix('.lock')}.json"
-
-
 def _is_recent(folder: int, lock_name: str) -> bool:
     """Whether a lock file may not be published yet, or was removed in the meantime."""
     try:
         return time.time() - os.stat(lock_name, dir_fd=folder).st_ctime < UNPUBLISHED_SECONDS
     except OSError:
         return True
-
-
-def _read_file(folder: int, name: str, uid: int) -> tuple[bytes, float]:
-    """Return the beginning of a file of a user, and when it was last renewed. Raises OSError and ValueError."""
-    try:
-        with open_regular_file(name, dir_fd=folder) as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != uid:
-                raise ValueError("belongs to another user")
-            return file.read(MAX_ENTRY_BYTES), status.st_mtime
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ValueError(f"cannot be used ({error.strerror})") from error
 
 
 def _may_be_process_of(pid: int, uid: int) -> bool:

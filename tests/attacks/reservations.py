@@ -1,6 +1,6 @@
 """A second user plants entries in the shared folder of GPU reservations. The victim must get the GPUs nevertheless.
 
-Only a reservation of the attacker's own, readable or not, may make GPUs look in use. Then the victim gets a warning
+Only a valid reservation of the attacker's own may make GPUs look in use. Then the victim gets a warning
 before it trains on the CPU. Each other entry has a control, which shows that the victim reads it: without what makes it
 an attack, it has its effect.
 """
@@ -33,11 +33,11 @@ victim, own, gpus = f"gputrain-{sys.argv[1]}", Path(f"gputrain-{os.getuid()}"), 
 locks, tick = [], lambda number: None
 def lock(path):
     locks.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644))
-    fcntl.flock(locks[-1], fcntl.LOCK_EX)
+    fcntl.fcntl(locks[-1], fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 def entry(folder=own, name="1-1", text=lambda valid: valid, **changes):
     folder.mkdir(exist_ok=True)
     values = {"format": 1, "run": "evil", "since": 1.0, "selection": "all", "visible": gpus, "gpus": [],
-              "ranks": [], "write_lock": False, "priority": 0, "blocked": "", "share": 1, **changes}
+              "ranks": [], "priority": 0, "blocked": "", "share": 1, **changes}
     (folder / f"{name}.json").write_text(text(json.dumps(values)))
     lock(folder / f"{name}.lock")
 def rank_entry(pid):
@@ -87,7 +87,6 @@ class Entry(NamedTuple):
 
 
 VALID = "entry(gpus=gpus)"
-# Entries of the attacker that cannot be read: they count as held in the attacker's name.
 UNREADABLE = {
     "an infinite PID": 'rank_entry(float("inf"))',
     "a PID that overflows": "entry(gpus=gpus, text=lambda valid: valid.replace('\"ranks\": []', "
@@ -98,9 +97,12 @@ UNREADABLE = {
     "a deep list": "nested_entry(30_000)",
     "a sparse file": f'{VALID}; os.truncate(own / "1-1.json", 30 << 30)',
     "an entry of a later version": "entry(gpus=gpus, format=9)",
-    "more entries than are read": '[entry(name=f"1-{number}", visible=gpus * 400) for number in range(600)]',
 }
 ENTRIES = {
+    **{name: Entry(program, Effect.IN_USE, VALID) for name, program in UNREADABLE.items()},
+    "more entries than are read": Entry(
+        '[entry(name=f"1-{number}", visible=gpus * 400) for number in range(600)]', Effect.AHEAD
+    ),
     "a pipe as entry": Entry(
         f'{VALID}; (own / "1-1.json").unlink(); os.mkfifo(own / "1-1.json")', Effect.IN_USE, VALID
     ),
@@ -184,13 +186,12 @@ def attack(stage: Stage) -> None:
         pid = plant(stage, control, by_victim=by_victim)
         check_control(control, victim(stage), effect)
         clean(stage, pid)
-    for name, program in {"a reservation": VALID, **UNREADABLE}.items():
-        with_own_entry(stage, name, program)
+    with_own_entry(stage)
 
 
-def with_own_entry(stage: Stage, name: str, program: str) -> None:
-    """Check that an entry makes GPUs look in use by the attacker only, and that training on the CPU is announced."""
-    pid = plant(stage, program)
+def with_own_entry(stage: Stage) -> None:
+    """Check that a reservation makes GPUs look in use by the attacker, and that training on the CPU is announced."""
+    name, pid = "a reservation", plant(stage, VALID)
     try:
         auto, named = victim(stage)
         code, message = auto.warnings[0] if auto.warnings else ("", "")
