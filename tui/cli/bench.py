@@ -11,6 +11,7 @@ import typer
 
 from engine.runs.metrics import METRICS
 from engine.show.table import Align, Column, plain_lines
+from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN, format_count, format_rate, format_share
 from tui.cli.command import command
@@ -124,8 +125,6 @@ def bench(
 
 def parse_rank_counts(text: str | None) -> list[int]:
     """Parse `1,2,4`. Raises UsageError if a part is not a number."""
-    from engine.utils.errors import UsageError
-
     parts = [] if text is None else text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise UsageError.one(
@@ -198,7 +197,6 @@ def describe_bench_plan(plan: BenchPlan) -> str:
 
 def describe_bench_run(run: BenchRun) -> str:
     """Describe the result of one run: seconds per epoch and images/s, or its failure."""
-
     name = pluralize(run.ranks, "rank") + (", without the input pipeline" if run.limit else "")
     if run.message:
         return printable(f"{name}: failed: {run.message}")

@@ -9,6 +9,7 @@ import typer
 from engine.runs.root import runs_root
 from engine.utils.text import pluralize
 from tui.cli.command import command
+from tui.cli.console import print_json, print_warning, reading_line, table_console
 from tui.cli.options import (
     OR_PATH,
     BaselineOption,
@@ -51,7 +52,6 @@ def compare(
     from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions
     from engine.show.foreign_run import as_foreign, read_run
-    from tui.cli.console import print_json, print_warning, reading_line
 
     directions = read_directions(runs_root(runs_dir))
     found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
@@ -64,7 +64,6 @@ def compare(
     if as_json:
         print_json(comparison.to_dict(number))
         return
-    from tui.cli.console import table_console
     from tui.tables.compare import format_comparison
 
     typer.echo(format_comparison(comparison, table_console().width, number, transposed=transpose))

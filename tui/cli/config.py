@@ -10,6 +10,9 @@ from typing import Annotated
 
 import typer
 
+from engine.config.command_line import format_value
+from engine.show.table import cell_width, pad
+from engine.utils.errors import UsageError, did_you_mean
 from tui.cli.command import command
 from tui.cli.completions import complete_described
 from tui.cli.config_arguments import ConfigArguments, FlagOverrides, config_flags, print_no_effect, resolve_arguments
@@ -71,7 +74,6 @@ def show(
     if as_json:
         print_json({"config": rows})
         return
-    from engine.show.table import cell_width, pad
 
     for key, row in rows.items():
         setting = f"{key} = {json.dumps(row['value'])}"
@@ -94,12 +96,10 @@ def describe(
 
     Describes all keys, or the given keys and sections.
     """
-    from engine.config.command_line import format_value
     from engine.config.key_names import key_hint
     from engine.config.messages import EXTRA_ALLOWED_FORMS
     from engine.config.schema import fields, sections
     from engine.config.settings import LimitValues
-    from engine.utils.errors import UsageError, did_you_mean
     from tui.form.fields import field_kind
 
     limits = {f"limits.{name}": info for name, info in LimitValues.model_fields.items()}

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.utils.errors import UsageError
+from engine.utils.files import expand_user
+from engine.utils.trust import foreign_reason
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.completions import complete_choices, complete_config, complete_keys, complete_runs
 from tui.cli.console import print_warning
@@ -93,8 +96,6 @@ def _overrides(values: dict[str, Any]) -> FlagOverrides:
 
 def _selection(ngpu: int, gpus: str | None) -> str:
     """Return what --ngpu means. Raises UsageError if --gpus says something else."""
-    from engine.utils.errors import UsageError
-
     selection = f"free:{ngpu}" if ngpu else "cpu"
     if gpus not in (None, selection):
         raise UsageError.one(
@@ -125,7 +126,6 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
     Raises UsageError if there is more than one CONFIG, or a key without a value.
     """
     from engine.config.schema import fields
-    from engine.utils.errors import UsageError
 
     overrides = [argument for argument in arguments or [] if is_override(argument)]
     files = [argument for argument in arguments or [] if not is_override(argument)]
@@ -155,8 +155,6 @@ def regular_config(config: str) -> str:
     That of another user stays what it is, so that it is refused.
     """
     from engine.config.yaml_io import MAX_CONFIG_BYTES
-    from engine.utils.files import expand_user
-    from engine.utils.trust import foreign_reason
 
     path = expand_user(config)
     try:

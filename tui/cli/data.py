@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.utils.errors import UsageError
+from engine.utils.files import expand_user, replace_file
+from engine.utils.output_file import check_output
+from engine.utils.text import pluralize, printable
+from engine.utils.units import format_bytes
 from tui.cli.command import command
 from tui.cli.config_arguments import (
     ConfigArguments,
@@ -53,9 +58,6 @@ def show(
     Prints the number of images of each class or label, or the range of numbers, sizes and modes of the image files, and
     skipped files. On a terminal, or with -o, also shows images of each class as the network sees them.
     """
-    from engine.utils.files import expand_user
-    from engine.utils.output_file import check_output
-
     path = expand_user(output) if output is not None else None
     if path is not None:
         check_output(path, "images.png", force=force)
@@ -90,9 +92,6 @@ def show(
 
 def _write_png(sheet: Image, path: Any) -> None:
     """Raises UsageError."""
-    from engine.utils.errors import UsageError
-    from engine.utils.files import replace_file
-
     try:
         replace_file(path, lambda file: sheet.save(file, "PNG"))
     except OSError as error:
@@ -154,8 +153,6 @@ def pack(
     Train on them with data.path=DIR. Classes, training and validation images are those of the folder.
     """
     from engine.data.pack import DEFAULT_QUALITY, Encoding, PackRequest, scan_for_pack, write_shards
-    from engine.utils.errors import UsageError
-    from engine.utils.files import expand_user
 
     if output is None:
         advice = f"name the folder to write: gputrain data pack {folder} -o DIR"
@@ -180,9 +177,6 @@ def pack(
 
 def _print_summary(summary: PackSummary) -> None:
     """Print what was packed, and the skipped files on stderr."""
-    from engine.utils.text import pluralize, printable
-    from engine.utils.units import format_bytes
-
     for name in summary.skipped[:MAX_LISTED_FILES]:
         typer.echo(f"skipped: {printable(name)}", err=True)
     if len(summary.skipped) > MAX_LISTED_FILES:

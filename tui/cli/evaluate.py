@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.config.tasks import task_facts
 from engine.utils.codec import finite
+from engine.utils.errors import UsageError
+from engine.utils.text import pluralize, printable
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
 from tui.cli.config_arguments import FlagOverrides, config_flags
@@ -92,11 +95,9 @@ def evaluate(
     Other data has its classes matched by name. Every image is evaluated once, in float32. A list is kept in the folder
     of the run, for the screen and the report, and used again while checkpoint and data are the same.
     """
-    from engine.config.tasks import task_facts
     from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
     from engine.runs.checkpoint_files import find_checkpoint
     from engine.runs.inspection import LIST_NAMES
-    from engine.utils.errors import UsageError
 
     names = [name.value for name in lists or []]
     overrides = evaluation_overrides(changes or [], flags)
@@ -133,8 +134,6 @@ def evaluate(
 
 def evaluation_overrides(changes: Sequence[str], flags: FlagOverrides) -> list[str]:
     """Return the overrides of an evaluation. Raises UsageError for a key that a flag and an override both set."""
-    from engine.utils.errors import UsageError
-
     for change in changes:
         key = change.partition("=")[0].strip()
         if key in flags:
@@ -184,9 +183,7 @@ def print_worst_images(
     as_json: bool,
 ) -> None:
     """Print the images with the greatest losses, for a task without classes. Raises UsageError for other lists."""
-    from engine.config.tasks import task_facts
     from engine.inference.inspect import find_worst_images
-    from engine.utils.errors import UsageError
 
     facts = task_facts(trained.config)
     if other := [name for name in lists if name != ListName.MISTAKES]:
@@ -227,8 +224,6 @@ def evaluate_and_store(
 
 def print_unread(files: Iterable[str], count: int) -> None:
     """Name the images that could not be read on stderr."""
-    from engine.utils.text import pluralize, printable
-
     for file in files:
         typer.echo(f"skipped: {printable(file)}", err=True)
     if count:
@@ -239,8 +234,6 @@ def evaluation_output(
     result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, run: RunFolder, split: Split
 ) -> dict[str, Any]:
     """Return the output of `gputrain evaluate --json`."""
-    from engine.config.tasks import task_facts
-
     evaluation, data, facts = result.evaluation, result.config.data, task_facts(result.config)
     return {
         "run": run.name,

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engine.utils.errors import Problem
+from engine.utils.files import expand_user
+from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
 from tui.cli.console import print_error, print_json, print_warning
@@ -59,8 +62,6 @@ def export(
     from engine.inference.export import ExportOptions, export_model
     from engine.inference.export_program import require_libraries
     from engine.inference.trained_model import read_trained_checkpoint
-    from engine.utils.files import expand_user
-    from engine.utils.text import printable
 
     require_libraries(file_format)
     options = ExportOptions(file_format, force, tuple(changes or ()), images)
@@ -84,9 +85,6 @@ def export(
 
 def print_proof(exported: Export, run: str) -> None:
     """Say on stderr how the exported file agrees with `gputrain predict`."""
-    from engine.utils.errors import Problem
-    from engine.utils.text import printable
-
     proof, name = exported.proof, exported.paths[0].name
     sentences = proof.describe(name)
     if not proof.passed:

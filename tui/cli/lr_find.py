@@ -15,7 +15,7 @@ from engine.runs.event_lines import describe_devices, event_line
 from engine.runs.events import ControlEvent, Event, RunStarted
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from engine.utils.units import format_lr
+from engine.utils.units import format_lr, format_score
 from tui.cli.command import command
 from tui.cli.config_arguments import (
     ConfigArguments,
@@ -30,7 +30,6 @@ from tui.cli.options import TrustCodeOption
 from tui.cli.train import StartOptions, build_request
 
 if TYPE_CHECKING:
-    from engine.optim.lr_range import LossCurve, LrRange
     from engine.runs.events import Event
 
 
@@ -65,7 +64,6 @@ def lr_find(
     """
     from engine.config.yaml_edit import editable_config, set_number
     from engine.launch.training import UNUSED_KEYS, run_lr_find
-    from engine.optim.lr_range import LrRange
 
     file, _ = split_arguments(arguments)
     # Before the test, which takes a while.
@@ -145,7 +143,6 @@ class TextReport:
             typer.echo(line, err=True)
 
     def show_step(self, curve: LossCurve) -> None:
-        from engine.utils.units import format_lr, format_score
 
         step, lr, loss = len(curve.losses), curve.learning_rates[-1], curve.smoothed[-1]
         progress = f"step {step}/{self._lr_range.steps}  lr {format_lr(lr)}  loss {format_score(loss)}"
@@ -159,7 +156,6 @@ class TextReport:
         typer.echo("\n".join(lr_find_lines(curve, suggestion)))
 
     def show_change(self, path: Path) -> None:
-        from engine.utils.text import printable
 
         typer.echo(printable(f"{path}: set"))
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
+from engine.doctor.check import Check
 from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
+from engine.show.table import Align, Column
+from engine.utils.errors import UsageError
+from engine.utils.text import pluralize, printable
+from engine.utils.units import format_bytes
 from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, FlagOverrides, config_flags, resolve_arguments
+from tui.cli.console import ask, print_json, print_table, table_console
 from tui.cli.options import JsonOption, RunsDirOption, TrustCodeOption, YesOption, count_option
+from tui.cli.train import StartOptions, build_request, raise_problems
 from tui.flags import FLAG_TO_KEY
-
-if TYPE_CHECKING:
-    from engine.doctor.check import Check
 
 
 @command(
@@ -104,9 +110,7 @@ def doctor(
     a batch on its ranks.
     """
     from engine.doctor.examine import examine
-    from engine.utils.errors import UsageError
     from engine.utils.libraries import check_training
-    from tui.cli.train import StartOptions, build_request, raise_problems
 
     refuse_urls(arguments or [])
     if send_test_message:
@@ -128,7 +132,6 @@ def doctor(
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
     """Print all checks and return the exit code: 0 without problems, 2 if `gputrain run` refuses the config, else 1."""
-    from tui.cli.console import print_json, table_console
     from tui.tables.doctor import area_lines, summary_line
 
     done: list[Check] = []
@@ -151,7 +154,6 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
 def refuse_urls(arguments: list[str]) -> None:
     """Raise UsageError, without the URL, if an argument is one instead of a config."""
     from engine.config.notify_section import REFERENCE_ADVICE, URLS_KEY
-    from engine.utils.errors import UsageError
 
     if any("://" in argument.partition("=")[0] for argument in arguments):
         raise UsageError.one(
@@ -164,21 +166,15 @@ def send_test(urls: Sequence[str], *, as_json: bool) -> int:
 
     Raises UsageError if there is no destination.
     """
-    import socket
-    from dataclasses import asdict
 
     from engine.notify.message import test_message
     from engine.notify.sender import send_message, user_file
-    from engine.utils.errors import UsageError
-    from engine.utils.text import printable
 
     deliveries = send_message(test_message(socket.gethostname()), urls)
     if not deliveries:
         advice = f"set notify.urls=env:NAME, or write URLs into {user_file()} (chmod 600)"
         raise UsageError.one("notify.urls", "there is no destination", advice, code="missing-value")
     if as_json:
-        from tui.cli.console import print_json
-
         print_json({"deliveries": [asdict(delivery) for delivery in deliveries]})
     else:
         for delivery in deliveries:
@@ -194,11 +190,6 @@ def clean(*, yes: YesOption = False, as_json: JsonOption = False) -> None:
     models, settings and presets stay. With --json, it only lists.
     """
     from engine.doctor.leftovers import Leftover, find_leftovers, remove_leftovers
-    from engine.show.table import Align, Column
-    from engine.utils.errors import UsageError
-    from engine.utils.text import pluralize
-    from engine.utils.units import format_bytes
-    from tui.cli.console import ask, print_json, print_table
 
     found = find_leftovers()
     if as_json:

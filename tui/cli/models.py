@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engine.show.table import plain_lines
+from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.completions import complete_config
 from tui.cli.config_arguments import (
@@ -20,11 +23,11 @@ from tui.cli.config_arguments import (
     resolve_arguments,
     split_arguments,
 )
+from tui.cli.console import print_json
 from tui.cli.options import JsonOption, TrustCodeOption
 
 if TYPE_CHECKING:
     from engine.models.catalog import CatalogModel
-    from engine.utils.errors import Problem
 
 SourceName = Literal["builtin", "torchvision", "timm"]
 
@@ -56,11 +59,8 @@ def list_models(
         typer.echo(no_match_message(available, pattern, pretrained=pretrained), err=True)
         raise typer.Exit(1)
     if as_json:
-        from tui.cli.console import print_json
-
         print_json({"models": [asdict(model) for model in matches]})
     else:
-        from engine.show.table import plain_lines
         from tui.tables.models import MODEL_COLUMNS
 
         for line in plain_lines(MODEL_COLUMNS, matches):
@@ -116,8 +116,6 @@ def show(
         config = without_dataset(config)
     result = summarize_model(config, images)
     if as_json:
-        from tui.cli.console import print_json
-
         print_json(dataclasses.asdict(result))
         return
     for line in (*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)):
@@ -131,7 +129,6 @@ def name_model(arguments: Sequence[str]) -> list[str]:
     """
     from engine.config.loader import find_config
     from engine.models.catalog import MODEL_SOURCES, model_names
-    from engine.utils.errors import UsageError, did_you_mean
 
     word, overrides = split_arguments(list(arguments))
     if word is None:
@@ -160,7 +157,6 @@ def find_models(source: str | None) -> list[CatalogModel]:
     Raises UsageError if `source` is missing or broken.
     """
     from engine.models.catalog import MODEL_SOURCES, builtin_models, library_models
-    from engine.utils.errors import UsageError
 
     if source is not None:
         return builtin_models() if source == "builtin" else library_models(source)
@@ -175,6 +171,4 @@ def find_models(source: str | None) -> list[CatalogModel]:
 
 def announce_problem(problem: Problem) -> None:
     """Print why the models of a library cannot be used."""
-    from engine.utils.text import printable
-
     typer.echo(printable(problem.message), err=True)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.config.tasks import task_facts
 from engine.show.table import NO_LIMIT, Column, FittedTable, cell_width, fit, line_text
-from engine.utils.text import printable
+from engine.utils.errors import Problem, UsageError
+from engine.utils.files import expand_user, replace_file
+from engine.utils.output_file import check_output
+from engine.utils.text import pluralize, printable
 from engine.utils.units import format_score
 from tui.cli.command import command
 from tui.cli.console import json_line, print_error, print_warning
@@ -16,8 +23,6 @@ from tui.cli.options import ForceOption, JsonOption, output_option
 from tui.cli.run_options import ModelOptions, reads_run, takes_model
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from engine.inference.predict import InputFile, Prediction
     from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
     from engine.runs.folder import RunFolder
@@ -59,8 +64,6 @@ def predict(
     from engine.inference.device import reserve_device
     from engine.inference.predict import find_input_files
     from engine.inference.trained_model import load_trained_model
-    from engine.utils.errors import UsageError
-    from engine.utils.files import expand_user
 
     without_effect = {
         "--force": (force and output is None, "without --output"),
@@ -77,10 +80,6 @@ def predict(
 
 def table_target(output: str | None, *, force: bool) -> Path | None:
     """Return the file to which the classes of images are written; None without one. Raises UsageError."""
-    from engine.utils.errors import UsageError
-    from engine.utils.files import expand_user
-    from engine.utils.output_file import check_output
-
     if output is None:
         return None
     target = expand_user(output)
@@ -105,7 +104,6 @@ def classify(
     Raises UsageError for a model that takes no images."""
     from engine.inference.predict import predict as predict_images
     from engine.inference.trained_model import check_takes_images
-    from engine.utils.text import pluralize, printable
 
     check_takes_images(trained.checkpoint)
     failed: list[Prediction] = []
@@ -124,8 +122,6 @@ def classify(
         typer.echo(printable(f"{target}: {pluralize(len(files) - len(failed), 'image')}"))
     named_failed = any(prediction.file.explicit for prediction in failed)
     if len(failed) == len(files) and not named_failed:
-        from engine.utils.errors import Problem
-
         content = "no readable image" if files else "no files"
         print_error(Problem("", f"the folders contain {content}", code="no-images"))
     return int(named_failed or len(failed) == len(files))
@@ -133,9 +129,6 @@ def classify(
 
 def write_texts(target: Path, texts: Iterable[str]) -> None:
     """Replace a file by texts. Raises UsageError if it cannot be written."""
-    from engine.utils.errors import UsageError
-    from engine.utils.files import replace_file
-
     try:
         # Names of files may have bytes that are no text.
         replace_file(target, lambda file: file.writelines(text.encode(errors="surrogateescape") for text in texts))
@@ -145,8 +138,6 @@ def write_texts(target: Path, texts: Iterable[str]) -> None:
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
     """Yield the predictions of readable images; report the others on stderr and append them to `failed`."""
-    from engine.utils.text import printable
-
     for prediction in predictions:
         if prediction.error is None:
             yield prediction
@@ -160,8 +151,6 @@ def table_texts(
     predictions: Iterator[Prediction], files: Sequence[InputFile], checkpoint: TrainedCheckpoint
 ) -> Iterator[str]:
     """Yield a line for each prediction."""
-    from engine.config.tasks import task_facts
-
     classes = checkpoint.classes if task_facts(checkpoint.config).ranked else None
     table = prediction_table([str(file.path) for file in files], classes)
     for prediction in predictions:
@@ -170,10 +159,6 @@ def table_texts(
 
 def csv_texts(predictions: Iterator[Prediction], checkpoint: TrainedCheckpoint, top: int) -> Iterator[str]:
     """Yield a line of names, and a line for each prediction, with its `top` classes or a column for each output."""
-    import csv
-    from io import StringIO
-
-    from engine.config.tasks import task_facts
 
     def line(cells: Sequence[object]) -> str:
         text = StringIO()
@@ -199,7 +184,6 @@ def json_texts(
 
     `failed` has the files that could not be read once all predictions have arrived.
     """
-    from engine.config.tasks import task_facts
     from engine.utils.codec import encode
 
     facts = task_facts(checkpoint.config)

@@ -31,9 +31,11 @@ from engine.runs.events import (
     RunStarted,
 )
 from engine.runs.history import History
+from engine.show.table import cell_width
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 from tui.cli.command_output import DisconnectSafeStream, OutputPrinter
+from tui.cli.console import json_line
 from tui.cli.terminal import moves_cursor
 from tui.tables import fact_lines
 
@@ -56,7 +58,6 @@ class JsonPrinter:
         self._out = DisconnectSafeStream(sys.stdout)
 
     def __call__(self, event: Event) -> None:
-        from tui.cli.console import json_line
 
         if not isinstance(event, RunStarting | TrainingProgress | CommandOutput):
             self._out.write(json_line(event) + "\n")
@@ -127,8 +128,6 @@ class PlainPrinter:
 
 def fitted_epoch_line(epoch: EpochEvent, columns: int) -> str:
     """Return the line of an epoch with the values that fit the columns of a terminal."""
-    from engine.show.table import cell_width
-
     values, gap = epoch_values(epoch), " " if columns < WIDE_COLUMNS else "  "
     while len(values) > 1 and cell_width(gap.join(values)) > columns:
         values.pop()

@@ -12,6 +12,7 @@ from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.completions import complete_runs
+from tui.cli.console import print_json, print_table
 from tui.cli.options import JsonOption, RunsDirOption, TrustCodeOption, TrustOwnerOption, run_argument
 from tui.cli.run_options import announce_watch
 
@@ -35,7 +36,6 @@ def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -
     hold, release, move, priority and begin change one of your own waiting runs.
     """
     from engine.queue import listing
-    from tui.cli.console import print_json, print_table
     from tui.tables.queue import PLAIN_COLUMNS
 
     rows = listing.list_queue(runs_root(runs_dir))

@@ -7,6 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from engine.foreign.folders import require_unwatched
+from engine.runs.root import runs_root
+from engine.utils.errors import UsageError
+from engine.utils.files import expand_user
+from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.console import print_json, print_warning, reading_line
 from tui.cli.options import (
@@ -77,7 +82,6 @@ def report(
 
     A path stands for all runs that other programs have written below it: a page has a chart for each of their metrics.
     """
-    from engine.foreign.folders import require_unwatched
     from engine.report.page import make_page
     from engine.report.plot import (
         DEFAULT_SMOOTHING,
@@ -90,11 +94,7 @@ def report(
     )
     from engine.runs.folder import RunFolder
     from engine.runs.metric_directions import read_directions
-    from engine.runs.root import runs_root
     from engine.show.foreign_run import as_foreign
-    from engine.utils.errors import UsageError
-    from engine.utils.files import expand_user
-    from engine.utils.text import printable
 
     path = expand_user(output or DEFAULT_OUTPUT)
     is_page = path.suffix.casefold() in PAGE_SUFFIXES

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from engine.utils.errors import UsageError
 from tui.cli.command import command
 from tui.cli.config_arguments import ChangesArgument, FlagOverrides, config_flags
 from tui.cli.options import run_argument
@@ -55,7 +56,6 @@ def resume(
     """
     from engine.command.spec import has_command
     from engine.config.loader import resolve_config
-    from engine.utils.errors import UsageError
     from engine.utils.libraries import check_training
 
     [folder] = find_runs([run], start.runs_dir, trust_owner=start.trust_owner)

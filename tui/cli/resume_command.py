@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from engine.utils.errors import Problem, UsageError
+from engine.utils.redaction import redact
+from engine.utils.text import printable
 from tui.cli.console import print_warning
 from tui.cli.run_command import CommandOptions, split_on_resume
 
@@ -60,8 +62,6 @@ def renew_command(command: Program, options: CommandOptions) -> Program:
 
 def describe_command(command: Program, own: Mapping[str, str]) -> Iterator[str]:
     """Yield lines that tell what a stored command would run, compared with the environment `own` of this shell."""
-    from engine.utils.redaction import redact
-    from engine.utils.text import printable
 
     def bound(text: str, max_chars: int) -> str:
         text, more = printable(text[:max_chars]), len(text) - max_chars

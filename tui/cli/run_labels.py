@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engine.runs.keys import parse_metric_name
 from engine.runs.manage import RunContents, TrashedRun
 from engine.runs.root import runs_root
 from engine.show.table import Align, Column
@@ -20,7 +21,7 @@ from engine.utils.text import pluralize, printable
 from engine.utils.units import format_age, format_bytes, format_count
 from tui.cli.command import command
 from tui.cli.completions import complete_runs
-from tui.cli.console import ask, print_json, print_warning
+from tui.cli.console import ask, print_json, print_table, print_warning
 from tui.cli.help import MinusWordsCommand
 from tui.cli.options import RUN_HELP, JsonOption, RunsDirOption, YesOption, run_argument
 from tui.cli.run_options import find_own_runs, for_each, takes_own_runs, watch_other_hosts
@@ -165,7 +166,6 @@ def trash(
     """List the trash, or empty it."""
     from engine.runs.folder import RunFolder
     from engine.runs.manage import delete_for_good, list_trash, run_contents
-    from tui.cli.console import print_table
 
     root = runs_root(runs_dir)
     runs = list_trash(root)
@@ -202,7 +202,6 @@ def better(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Set which values of one of your own metrics are better."""
-    from engine.runs.keys import parse_metric_name
     from engine.runs.metric_directions import DIRECTIONS, store_direction
     from engine.runs.metrics import better_of_name, own_metrics
     from engine.runs.run_list import RunList

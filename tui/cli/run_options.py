@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from engine.runs.root import runs_root
+from engine.utils.errors import Problem, UsageError, collect_problems
+from engine.utils.text import pluralize, printable
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.config_arguments import trust_option
 from tui.cli.options import RunsDirOption, TrustCodeOption, TrustOwnerOption, run_argument
@@ -121,7 +124,6 @@ def _model_options(values: dict[str, Any]) -> ModelOptions:
 def find_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bool, reads: bool = False) -> list[RunFolder]:
     """Return runs by name, each once. Raises UsageError with a problem for each that cannot be used."""
     from engine.runs.find import find_run
-    from engine.runs.root import runs_root
 
     root = runs_root(runs_dir)
     found = for_each(names, lambda name: find_run(root, name, trust_owner=trust_owner, reads=reads))
@@ -135,7 +137,6 @@ def find_any_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bo
 
     Raises UsageError with a problem for each that cannot be used."""
     from engine.runs.find import distinct_runs, find_any_runs
-    from engine.runs.root import runs_root
 
     root = runs_root(runs_dir)
     found = for_each(names, lambda name: find_any_runs(root, name, trust_owner=trust_owner))
@@ -148,7 +149,6 @@ def _name_completed(typed: str, run: OpenedRun) -> None:
     """Say on stderr which run the beginning of a name means."""
     from engine.runs.find import is_prefix_of
     from engine.runs.folder import RunFolder
-    from engine.utils.text import printable
 
     if isinstance(run, RunFolder) and is_prefix_of(run, typed):
         typer.echo(f"{printable(typed)} is the beginning of {printable(run.name)}.", err=True)
@@ -159,7 +159,6 @@ def find_baseline(
 ) -> int | None:
     """Return the place among compared runs of the one that --baseline names. Raises UsageError."""
     from engine.runs.find import run_place
-    from engine.utils.errors import UsageError
 
     if name is None:
         return None
@@ -176,7 +175,6 @@ def find_baseline(
 def find_own_runs(names: Sequence[str], runs_dir: str | None) -> list[RunFolder]:
     """Return runs of the user by name, each once. Raises UsageError with a problem for each that cannot be changed."""
     from engine.runs.manage import find_own_run
-    from engine.runs.root import runs_root
 
     root = runs_root(runs_dir)
     found = for_each(names, lambda name: find_own_run(root, name))
@@ -185,8 +183,6 @@ def find_own_runs(names: Sequence[str], runs_dir: str | None) -> list[RunFolder]
 
 def for_each(items: Sequence[T], act: Callable[[T], R]) -> list[R]:
     """Do something with each item, and return the results. Raises UsageError with all problems at the end."""
-    from engine.utils.errors import Problem, UsageError, collect_problems
-
     problems, results = list[Problem](), list[R]()
     for item in items:
         with collect_problems(problems):
@@ -207,7 +203,6 @@ def watch_other_hosts(folders: Sequence[RunFolder]) -> None:
 def announce_watch(folders: Sequence[RunFolder]) -> bool:
     """Say on stderr that heartbeats of other hosts are to be watched. Return whether there are any."""
     from engine.runs.claim import uncertain_claims
-    from engine.utils.text import pluralize, printable
 
     owners = {folder.owner: folder for folder in folders}
     waits = uncertain_claims([*owners])

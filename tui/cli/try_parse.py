@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
 from engine.command.try_parse import TriedMetric
 from engine.show.table import Align, Column
+from engine.utils.text import pluralize
 from engine.utils.units import format_count, format_number
+from tui.cli.console import print_json, print_table
 from tui.cli.run_command import CommandOptions
 from tui.palette import STRONG
 
@@ -25,11 +28,8 @@ TRIED_COLUMNS: tuple[Column[TriedRow], ...] = (
 
 def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
     """Print which metrics `--parse` and the patterns of gputrain find in a file. Raises UsageError."""
-    from dataclasses import asdict
 
     from engine.command.try_parse import try_parse
-    from engine.utils.text import pluralize
-    from tui.cli.console import print_json, print_table
     from tui.tables.tried_formats import format_lines
 
     tried = try_parse(Path(str(options.try_parse)), options.parse)

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.show.table import shorten
+from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
+from engine.utils.text import printable
 from tui.cli.command import command
+from tui.cli.console import print_json, print_warning, show_progress
 from tui.cli.options import JsonOption
 from tui.cli.run_options import reads_runs, watch_other_hosts
 
@@ -65,9 +69,6 @@ def wait(
     from engine.runs.metric_directions import read_directions
     from engine.runs.query import parse_duration
     from engine.show.awaited_run import RunWait, parse_condition
-    from engine.utils.errors import Problem
-    from engine.utils.text import printable
-    from tui.cli.console import print_json, print_warning
 
     timeout_s = math.inf if timeout is None else parse_duration("--timeout", timeout)
     deadline = time.monotonic() + timeout_s
@@ -94,9 +95,6 @@ def wait(
 
 def follow(waits: Sequence[RunWait], condition: Query | None, deadline: float) -> Iterator[RunWait]:
     """Yield each run as soon as it is done, and at the deadline the others. Shows them on a terminal meanwhile."""
-    from engine.utils.text import printable
-    from tui.cli.console import show_progress
-
     left, held = [*waits], set[str]()
     try:
         while True:
@@ -123,8 +121,6 @@ def follow(waits: Sequence[RunWait], condition: Query | None, deadline: float) -
 
 def waiting_line(left: Sequence[RunWait], count: int) -> str:
     """Return how far the first of the runs is, as wide as the terminal."""
-    from engine.show.table import shorten
-    from engine.utils.text import printable
     from tui.phrases import epochs_text, when_text
 
     row = left[0].row

@@ -10,14 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.foreign.folders import ForeignRun, SearchLimits, find_runs
+from engine.foreign.process import ProcessId, ProcessTree, find_process_runs, read_tree, started_at
+from engine.foreign.reading import ColumnChoice
+from engine.runs.root import is_run_folder
+from engine.utils.errors import Problem, UsageError
+from engine.utils.exit_codes import ExitCode
+from engine.utils.files import expand_user, is_file, is_folder
+from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.completions import complete_paths
+from tui.cli.console import (
+    print_error,
+    print_json,
+    print_points,
+    print_points_json,
+    print_table,
+    print_warning,
+    reading_line,
+)
 from tui.cli.options import CurvesOption, JsonOption, LowBandwidthOption, count_option
+from tui.cli.terminal import is_on_terminal, require_terminal
+from tui.cli.train import should_open_screen
 
 if TYPE_CHECKING:
-    from engine.foreign.folders import ForeignRun
-    from engine.foreign.process import ProcessId, ProcessTree
-    from engine.foreign.reading import ColumnChoice
     from engine.gpus.snapshot import Snapshot
     from engine.runs.curves import CurveReader
 
@@ -76,14 +92,6 @@ def watch(
 
     A run of gputrain opens in its own screen. In a list, runs of gputrain are left out: gputrain runs shows them.
     """
-    from engine.foreign.reading import ColumnChoice
-    from engine.utils.errors import Problem, UsageError
-    from engine.utils.exit_codes import ExitCode
-    from engine.utils.files import expand_user
-    from tui.cli.console import print_error
-    from tui.cli.terminal import is_on_terminal, require_terminal
-    from tui.cli.train import should_open_screen
-
     choice = ColumnChoice(x or "", metrics or "")
     is_plain = as_json or curves or count is not None
     if not is_plain and is_on_terminal():
@@ -107,7 +115,6 @@ def watch(
             print_error(Problem(path, "cannot be read: permission denied", code="not-readable"))
             raise typer.Exit(ExitCode.FAILED)
     if opens_screen:
-        from engine.runs.root import is_run_folder
         from tui.cli.open_tui import open_screen
 
         only = expand_user(paths[0]).resolve()
@@ -124,11 +131,7 @@ def watch(
 
 def print_curves(paths: Sequence[str], choice: ColumnChoice, *, as_json: bool) -> None:
     """Print each point of the only run below paths. Raises UsageError if there are several."""
-    from engine.foreign.folders import SearchLimits, find_runs
     from engine.show.curve_points import read_points
-    from engine.utils.errors import UsageError
-    from engine.utils.files import expand_user
-    from tui.cli.console import print_points, print_points_json
 
     found = [find_runs(expand_user(path), SearchLimits(choice=choice)) for path in paths]
     runs = [run for each in found for run in each.runs]
@@ -155,20 +158,13 @@ def _is_pid(text: str) -> bool:
 
 def _is_path(text: str) -> bool:
     """Whether an argument is a folder or a file; False also if it is inaccessible or too long."""
-    from engine.utils.files import expand_user, is_file, is_folder
-
     path = expand_user(text)
     return is_folder(path) or is_file(path)
 
 
 def print_runs(paths: Sequence[str], count: int | None, choice: ColumnChoice, *, as_json: bool) -> None:
     """Print the runs below paths."""
-    from engine.foreign.folders import SearchLimits, find_runs
     from engine.show.foreign_run import describe, read_whole
-    from engine.utils.errors import Problem
-    from engine.utils.files import expand_user, is_file
-    from engine.utils.text import printable
-    from tui.cli.console import print_json, print_table, print_warning, reading_line
     from tui.phrases import own_runs_problem
     from tui.tables.foreign_runs import foreign_columns
 
@@ -241,9 +237,6 @@ def run_json(reader: CurveReader) -> dict[str, Any]:
 
 def watch_process(text: str, *, as_json: bool, opens_screen: bool, low_bandwidth: bool) -> None:
     """Open the screen of a process, or print it. Raises UsageError if there is none."""
-    from engine.foreign.process import ProcessId, read_tree
-    from engine.utils.errors import UsageError
-
     # A number of 4300 digits is no integer for Python.
     process = ProcessId.find(int(text)) if len(text) < MAX_PID_DIGITS else None
     tree = None if process is None else read_tree(process)
@@ -260,9 +253,7 @@ def watch_process(text: str, *, as_json: bool, opens_screen: bool, low_bandwidth
 
 def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> None:
     """Print a process, its GPUs, and the runs that it writes."""
-    from engine.foreign.process import find_process_runs, started_at
     from engine.show.foreign_run import describe, read_whole
-    from tui.cli.console import print_json, print_table, reading_line
     from tui.pollers.process import gpu_uses
     from tui.tables.foreign_runs import foreign_columns
     from tui.tables.process import gpu_lines, hidden_text, tree_lines
@@ -309,7 +300,6 @@ def _read_gpus() -> Snapshot | None:
     """Return a snapshot of the GPUs, None without an answer."""
     from engine.gpus.monitor import open_monitor
     from engine.gpus.snapshot import SamplerOptions
-    from engine.utils.errors import UsageError
 
     try:
         monitor = open_monitor(SamplerOptions())

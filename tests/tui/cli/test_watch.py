@@ -101,7 +101,7 @@ def test_watch_opens_a_run_of_gputrain_in_its_own_screen(tmp_path: Path, monkeyp
         opened.append(run)
         raise typer.Exit
 
-    monkeypatch.setattr("tui.cli.train.should_open_screen", lambda *, headless: not headless)
+    monkeypatch.setattr("tui.cli.watch.should_open_screen", lambda *, headless: not headless)
     monkeypatch.setattr("tui.cli.open_tui.open_screen", open_screen)
     own = make_own_run(tmp_path / "runs" / "a")
     call("watch", own)
@@ -110,7 +110,7 @@ def test_watch_opens_a_run_of_gputrain_in_its_own_screen(tmp_path: Path, monkeyp
 
 def test_watch_opens_the_screen_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
-    monkeypatch.setattr("tui.cli.train.should_open_screen", lambda *, headless: not headless)
+    monkeypatch.setattr("tui.cli.watch.should_open_screen", lambda *, headless: not headless)
     monkeypatch.setattr("tui.cli.open_tui.open_screen", lambda **options: opened.append(options["watched"]))
     call("watch", tmp_path)
     call("watch", tmp_path, "-n", 1)
