@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -42,7 +41,7 @@ def resume_garbage_collection() -> None:
 
 
 class TerminalApp(App[None]):
-    """Themes, toasts, the clipboard and the title of the terminal."""
+    """Themes, toasts and the clipboard."""
 
     def __init__(self) -> None:
         settle_terminal_type()
@@ -126,11 +125,6 @@ class TerminalApp(App[None]):
             os.killpg(os.getpgrp(), signal.SIGTSTP)
         else:
             self.show_toast(Problem("", "No shell would continue the screen: Ctrl-Z has no effect", code="no-effect"))
-
-    def set_terminal_title(self, title: str) -> None:
-        """Name the screen that is shown in the title of the terminal, behind the host."""
-        if isinstance(self._driver, TerminalDriver):
-            self._driver.set_title(printable(f"gputrain {socket.gethostname()}: {title}"))
 
     def write_to_terminal(self, sequence: str) -> None:
         """Write a sequence between two frames. Without a terminal, nothing is written."""

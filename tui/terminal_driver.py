@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import math
 import os
 import re
 import select
@@ -44,8 +43,6 @@ FLUSH_SECONDS = 0.5
 # Two full screens of 200 columns in 24-bit colors. A slow connection shows the newest state, not all states before it.
 MAX_PENDING_BYTES = 256 * 1024
 READ_BYTES = 4096
-# Textual's parser waits 0.1 s for the rest of a sequence.
-MAX_SEQUENCE_SECONDS = 0.5
 # Mouse report of X10: three bytes follow, of any value. Terminals send it if they lack the newer reports, or after a
 # reattach. Textual takes the bytes for text (textual#6668).
 X10_MOUSE = re.compile(rb"\x1b\[M.{3}", re.DOTALL)
@@ -57,10 +54,6 @@ RESTORE = (
     "\x1b[?2026l\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1016l"
     "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l"
 )
-# XTWINOPS: push and pop the title (xterm, "Window Operations").
-SAVE_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"
-# They print the text of an OSC sequence, or cannot restore a title (GNU screen).
-TERMS_WITHOUT_TITLE = ("linux", "vt", "ansi", "cons25", "eterm", "dumb")
 
 
 class Output:
@@ -243,39 +236,6 @@ class Watcher:
             self._on_text(text)
 
 
-class InputEnd(threading.Event):
-    """The event that ends Textual's input thread.
-
-    The thread checks it ten times a second. Here, the check blocks until there is input or the end, so that an idle
-    screen does not wake up. It does not block while the parser may hold the beginning of an escape sequence."""
-
-    def __init__(self, keys: int) -> None:
-        super().__init__()
-        self.reader: int | None = None
-        """The thread whose questions wait."""
-        self._keys, self._ended = keys, os.eventfd(0, os.EFD_NONBLOCK)
-        self._readable = select.poll()
-        for fd in (self._keys, self._ended):
-            self._readable.register(fd, select.POLLIN)
-        self._input_at = -math.inf
-
-    def is_set(self) -> bool:
-        if threading.get_ident() == self.reader and not super().is_set():
-            waits = time.monotonic() - self._input_at > MAX_SEQUENCE_SECONDS
-            if self._readable.poll(None if waits else 0):
-                self._input_at = time.monotonic()
-        return super().is_set()
-
-    def set(self) -> None:
-        super().set()
-        os.eventfd_write(self._ended, 1)
-
-    def clear(self) -> None:
-        super().clear()
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._ended)
-
-
 class TerminalDriver(LinuxDriver):
     """The driver of `TerminalApp`."""
 
@@ -292,10 +252,7 @@ class TerminalDriver(LinuxDriver):
         self._keys, self._typed = os.pipe()
         os.set_blocking(self._typed, False)
         self._keys_ready = threading.Event()
-        self.exit_event = self._input_end = InputEnd(self._keys)
         self._watcher = Watcher(self.terminal, self._type, self._end, self._end_now)
-        self._titled = not (os.environ.get("TERM", "").startswith(TERMS_WITHOUT_TITLE) or os.environ.get("STY"))
-        self._title = ""
         self._suspended = False
         signal.signal(signal.SIGTSTP, lambda *_: self._suspend())
         signal.signal(signal.SIGCONT, lambda *_: self._continue())
@@ -308,26 +265,15 @@ class TerminalDriver(LinuxDriver):
     def write(self, data: str) -> None:
         self._output.write(data.encode(self._stream.encoding, self._stream.errors or "replace"))
 
-    def set_title(self, title: str) -> None:
-        """Set the title of the terminal; the earlier one is restored at the end."""
-        if self._titled and title != self._title:
-            self._title = title
-            self.write(f"\x1b]2;{title}\x1b\\")
-
     # Application mode
 
     def start_application_mode(self) -> None:
         self._keys_ready.clear()
         self.fileno = self.terminal
-        if self._titled:
-            self.write(SAVE_TITLE)
         super().start_application_mode()  # type: ignore[no-untyped-call]
         self.fileno = self._keys
         self._keys_ready.set()
         self._watcher.start_reading()
-        title, self._title = self._title, ""
-        if title:
-            self.set_title(title)
 
     def disable_input(self) -> None:
         self._watcher.stop_reading()
@@ -339,8 +285,6 @@ class TerminalDriver(LinuxDriver):
     def stop_application_mode(self) -> None:
         self._output.discard()
         super().stop_application_mode()
-        if self._titled:
-            self.write(RESTORE_TITLE)
 
     def close(self) -> None:
         super().close()
@@ -350,7 +294,6 @@ class TerminalDriver(LinuxDriver):
 
     def run_input_thread(self) -> None:
         self._keys_ready.wait()
-        self._input_end.reader = threading.get_ident()
         while not self.exit_event.is_set():
             # A sequence that Textual's parser does not survive is dropped, with what the parser has kept of it.
             with suppress(Exception):
@@ -374,7 +317,7 @@ class TerminalDriver(LinuxDriver):
                 termios.tcsetattr(self.terminal, termios.TCSANOW, self.attrs_before)
         if not self._suspended:
             self._output.discard()
-            self.write(RESTORE + (RESTORE_TITLE if self._titled else ""))
+            self.write(RESTORE)
             self._output.flush(FLUSH_SECONDS)
         os._exit(128 + number)
 

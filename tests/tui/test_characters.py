@@ -11,25 +11,19 @@ from textual._border import BORDER_CHARS
 
 import tui
 from tui.characters import (
-    BRAILLE,
     CELLS_HANDLER,
-    CONSOLE_CHARACTERS,
     FALLBACKS,
-    find_drawable,
+    draws_ascii,
     limit_characters,
 )
 
 XTERM = {"TERM": "xterm-256color"}
-ALL = [*FALLBACKS, *map(chr, BRAILLE)]
 
 
-@pytest.mark.parametrize("codec", ["gputrain_ascii_utf-8", "gputrain_console_utf-8", "gputrain_encoded_iso8859-1"])
-def test_replacements_are_drawable_and_as_wide_as_what_they_replace(codec: str) -> None:
-    encoding = codec.rpartition("_")[2]
-    written = [character.encode(codec).decode(encoding) for character in ALL]
-    assert list(map(cell_len, written)) == list(map(cell_len, ALL))
-    drawable = {"gputrain_console_utf-8": CONSOLE_CHARACTERS, "gputrain_encoded_iso8859-1": "°±×÷·"}.get(codec, "")
-    assert {character for character in "".join(written) if not character.isascii()} == set(drawable) & set(ALL)
+def test_replacements_are_ascii_and_as_wide_as_what_they_replace() -> None:
+    written = [character.encode("gputrain_utf-8").decode() for character in FALLBACKS]
+    assert "".join(written).isascii()
+    assert list(map(cell_len, written)) == list(map(cell_len, FALLBACKS))
 
 
 def test_replacements_exist_for_all_symbols_of_the_screens() -> None:
@@ -38,30 +32,29 @@ def test_replacements_exist_for_all_symbols_of_the_screens() -> None:
     borders = {
         character for rows in BORDER_CHARS.values() for row in rows for character in row if not character.isascii()
     }
-    assert used | borders <= set(ALL)
+    assert used | borders <= set(FALLBACKS)
 
 
 @pytest.mark.parametrize(
-    ("encoding", "environment", "drawable"),
+    ("encoding", "environment", "is_ascii"),
     [
-        ("utf-8", XTERM, None),
-        ("utf-8", {"TERM": "linux"}, "console"),
-        ("utf-8", {"TERM": "vt100"}, "ascii"),
-        ("iso8859-1", XTERM, "encoded"),
-        ("utf-8", XTERM | {"LC_ALL": "C"}, "ascii"),
-        ("utf-8", XTERM | {"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, None),
-        ("utf-8", XTERM | {"GPUTRAIN_CHARACTERS": "ascii"}, "ascii"),
-        ("iso8859-1", {"TERM": "linux", "GPUTRAIN_CHARACTERS": "UTF-8"}, None),
+        ("utf-8", XTERM, False),
+        ("utf-8", {"TERM": "linux"}, True),
+        ("iso8859-1", XTERM, True),
+        ("utf-8", XTERM | {"LC_ALL": "C"}, True),
+        ("utf-8", XTERM | {"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, False),
+        ("utf-8", XTERM | {"GPUTRAIN_CHARACTERS": "ascii"}, True),
+        ("iso8859-1", {"TERM": "linux", "GPUTRAIN_CHARACTERS": "UTF-8"}, False),
     ],
 )
-def test_find_drawable_reads_setting_terminal_and_encoding(
-    encoding: str, environment: dict[str, str], drawable: str | None
+def test_draws_ascii_reads_setting_terminal_and_encoding(
+    encoding: str, environment: dict[str, str], is_ascii: bool
 ) -> None:
-    assert find_drawable(encoding, is_terminal=True, environment=environment) == drawable
+    assert draws_ascii(encoding, is_terminal=True, environment=environment) == is_ascii
 
 
-def test_find_drawable_ignores_terminal_of_other_streams() -> None:
-    assert find_drawable("utf-8", is_terminal=False, environment={"TERM": "vt100"}) is None
+def test_draws_ascii_ignores_terminal_of_other_streams() -> None:
+    assert not draws_ascii("utf-8", is_terminal=False, environment={"TERM": "vt100"})
 
 
 def limited(encoding: str, text: str, errors: str = "", **environment: str) -> bytes:

@@ -190,8 +190,6 @@ class AppServices(Protocol):
 
     def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None: ...
 
-    def set_terminal_title(self, title: str) -> None: ...
-
     def copy_to_clipboard(self, text: str, copied: str = ...) -> None: ...
 
     def open_run(self, folder: str) -> None: ...
@@ -424,9 +422,8 @@ class GputrainScreen(ResizableScreen[None]):
         return action != "filter" or not isinstance(self.focused, Input)
 
     def show_title(self, name: str, details: str = "", right: str = "") -> None:
-        """Show the name of what is shown, also in the title of the terminal, then `details`, then the notice on
-        simulated or recorded data if any, and `right` at the right edge."""
-        self.gputrain_app.set_terminal_title(" ".join(name.split()))
+        """Show the name of what is shown, then `details`, then the notice on simulated or recorded data if
+        any, and `right` at the right edge."""
         line = Text(no_wrap=True, end="", overflow="ellipsis")
         line.append(" gputrain ", ACCENT)
         notice = self.gputrain_app.source_notice()

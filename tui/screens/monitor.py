@@ -106,7 +106,6 @@ class MonitorScreen(GpuProcessesScreen):
         header = header_line(
             snapshot, app.host_poller.value, app.source_notice(), app.refresh_s, self.size.width - len(NAME)
         )
-        app.set_terminal_title("monitor")
         self.show_line("#title", Text.assemble((NAME, ACCENT), header, no_wrap=True, end=""))
 
     # Layout

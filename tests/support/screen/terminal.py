@@ -19,8 +19,8 @@ LEAVE_ALTERNATE_SCREEN = b"\x1b[?1049l"
 PRIVATE_MODE = re.compile(rb"\x1b\[\?(\d+)([hl])")
 # DEC private modes that are set in a terminal at rest: line wrap, cursor.
 MODES_AT_REST = {7, 25}
-# A sequence that saves a state of the terminal, and the one that restores it: keyboard protocol of Kitty, title.
-PAIRS = ((re.compile(rb"\x1b\[>\d+u"), b"\x1b[<u"), (re.compile(rb"\x1b\[22;2t"), b"\x1b[23;2t"))
+# A sequence that saves a state of the terminal, and the one that restores it: keyboard protocol of Kitty.
+PAIRS = ((re.compile(rb"\x1b\[>\d+u"), b"\x1b[<u"),)
 
 
 class Terminal:
