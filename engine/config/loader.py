@@ -132,8 +132,9 @@ def find_config(name: str) -> Path:
             code="foreign-writable",
         )
     with suppress(OSError):
-        if path.is_dir():
-            raise UsageError.one(name, "is a folder; use a YAML file or a preset name", code="not-a-file")
+        if path.exists():
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise UsageError.one(name, f"is {what}; use a YAML file or a preset name", code="not-a-file")
     hint = _similar_file(path) or did_you_mean(path.stem, available)
     raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}", code="not-found")
 

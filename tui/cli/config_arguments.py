@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
-import stat
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engine.utils.errors import UsageError
-from engine.utils.files import expand_user
-from engine.utils.trust import foreign_reason
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.completions import complete_choices, complete_config, complete_keys, complete_runs
 from tui.cli.console import print_warning
@@ -139,38 +132,7 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
             f"is a second CONFIG after {files[0]}; keep one, and set values as section.key=value",
             code="too-many",
         )
-    return (regular_config(files[0]) if files else None), overrides
-
-
-config_copies = contextlib.ExitStack()
-"""Copies of configs. What exits without an interpreter shutdown closes it."""
-atexit.register(config_copies.close)
-
-
-@functools.cache
-def regular_config(config: str) -> str:
-    """Return CONFIG, or of a pipe, such as `<(…)`, the path of a copy.
-
-    A pipe can be read once. A run in the background, or below the screen, is another process that reads its config.
-    That of another user stays what it is, so that it is refused.
-    """
-    from engine.config.yaml_io import MAX_CONFIG_BYTES
-
-    path = expand_user(config)
-    try:
-        status = path.stat()
-        if not stat.S_ISFIFO(status.st_mode) or foreign_reason(status) is not None:
-            return config
-        with path.open("rb") as pipe:
-            # A larger one is refused.
-            content = pipe.read(MAX_CONFIG_BYTES + 1)
-    except (OSError, ValueError):
-        return config
-    folder = config_copies.enter_context(tempfile.TemporaryDirectory(prefix="gputrain-"))
-    # Its name is the beginning of the name of the run.
-    copy = Path(folder, "config.yaml")
-    copy.write_bytes(content)
-    return str(copy)
+    return (files[0] if files else None), overrides
 
 
 def is_override(argument: str) -> bool:

@@ -20,7 +20,6 @@ from tui.cli.command import command
 from tui.cli.config_arguments import (
     ConfigArguments,
     FlagOverrides,
-    config_copies,
     config_flags,
     resolve_arguments,
     split_arguments,
@@ -88,7 +87,6 @@ def lr_find(
             set_number(path, LR_KEY, suggestion)
             report.show_change(path)
     sys.stdout.flush()
-    config_copies.close()
     # A regular exit takes a second with torch loaded.
     os._exit(code)
 

@@ -16,9 +16,7 @@ from tui.cli.config_arguments import (
     ConfigArguments,
     FlagOverrides,
     code_trust,
-    config_copies,
     config_flags,
-    regular_config,
     resolve_arguments,
     split_arguments,
     trust_option,
@@ -139,9 +137,9 @@ def start_run(request: RunRequest, start: StartOptions) -> None:
             return
     request = with_unread_input(request, start)
     if start.detach:
-        start_in_background(request, typed_words(), start.runs_dir)
+        start_in_background(request, sys.argv[1:], start.runs_dir)
     elif should_open_screen(request, headless=start.headless or start.as_json or request.dry_run):
-        run_with_screen(request, typed_words(), start.runs_dir)
+        run_with_screen(request, sys.argv[1:], start.runs_dir)
     else:
         run_headless(request, as_json=start.as_json)
 
@@ -156,13 +154,6 @@ def with_unread_input(request: RunRequest, start: StartOptions) -> RunRequest:
     reason = "is not passed on to a command in the background or in the queue: it reads /dev/null"
     advice = "start it without --detach and --queue, or let it read a file by its name"
     return replace(request, warnings=(*request.warnings, Problem("stdin", reason, advice, code="no-effect")))
-
-
-def typed_words() -> list[str]:
-    """Return the words of this command line, for another process."""
-    before, words = split_command(sys.argv[1:])
-    before = [regular_config(word) for word in before]
-    return before if words is None else [*before, "--", *words]
 
 
 def check_snapshot(request: RunRequest) -> None:
@@ -340,7 +331,6 @@ def run_headless(request: RunRequest, *, as_json: bool) -> None:
     from engine.launch.launcher import launch
     from tui.cli.progress import BackgroundPrinter, make_printer
 
-    config_copies.close()
     printer = BackgroundPrinter(make_printer(json=as_json, dry_run=request.dry_run))
     try:
         code = launch(request, printer)
