@@ -1,15 +1,44 @@
-"""What a host has said: `HostReading`, the answer of `watch` for one host.
+"""What a host has said: `HostReading`, the answer of `watch` for one host, and the parsers of its lines.
 
 A host may be hostile, so its answers are parsed as data of limited size; whoever shows them escapes the text.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import itemgetter
+from typing import Annotated, Any
 
-from engine.gpus.snapshot import Snapshot
+from engine.gpus.snapshot import DRIVER, Gpu, GpuProcess, Measurement, Missing, Snapshot, current_time, with_units
+from engine.hosts import probe
+from engine.runs.run_record import StoredForm, read_back
 from engine.runs.run_row import RunRow
+from engine.utils.codec import (
+    FORMAT,
+    FileRecord,
+    InvalidRecordError,
+    Meta,
+    Record,
+    Seconds,
+    decode,
+    define_record,
+    format_problem,
+    replace,
+)
+
+MAX_GPUS, MAX_PROCESSES, MAX_RUNS = 64, 1000, 200
+MAX_LINE_BYTES, MAX_RUN_BYTES = 1 << 20, 1 << 17
+MAX_TEXT_BYTES = 2000
+"""Bound of one text in a reading of GPUs."""
+MAX_NUMBER, MAX_INDEX_DIGITS = 1e9, 5
+"""Bounds of what nvidia-smi prints."""
+_LONG_TEXT = re.compile(rb'"[^"]{%d}' % MAX_TEXT_BYTES)
+_FORMAT = re.compile(rb'\{"format":(\d{1,4}),')
+FORMATS_APART = 1
+"""How many versions older or newer than this gputrain that of a host may be."""
 
 
 class HostState(StrEnum):
@@ -40,3 +69,146 @@ class HostReading:
     rows: tuple[RunRow, ...] = ()
     has_gputrain: bool = False
     must_ask: bool = False
+
+
+class GoneRun(FileRecord, frozen=True, kw_only=True):
+    """A line of `gputrain runs --watch --json` about a run that is no longer listed."""
+
+    gone: str
+
+
+ListedRun: Any = define_record(
+    "ListedRun",
+    {
+        "name": (Annotated[str, Meta(min_length=1, max_length=255)], ...),
+        **dict.fromkeys(("folder", "note", "sweep"), (Annotated[str, Meta(max_length=4096)], "")),
+        **dict.fromkeys(("unreadable", "archived"), (bool, False)),
+        "foreign": (Annotated[str, Meta(max_length=4096)] | None, None),
+        "tags": (Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=100)], ()),
+    },
+    (StoredForm,),
+)
+"""A line of `gputrain runs --watch --json` about a run, as `RunRow.to_json` writes it."""
+_ROW_FIELDS = ("name", "folder", "message", "unreadable", "foreign", "tags", "note", "archived", "sweep")
+
+
+class ProbedProcess(Record, frozen=True, kw_only=True):
+    """A process as the probe prints it: of nvidia-smi, and user and command of /proc."""
+
+    gpu: str
+    pid: Annotated[str, Meta(pattern="^[0-9]{1,15}$")]
+    memory: str
+    user: str
+    command: str
+
+
+class ProbeSample(Record, frozen=True, kw_only=True):
+    """A line of the probe: `age` is that of the last answer of nvidia-smi in seconds, `error` what it says instead."""
+
+    host: str
+    age: Seconds
+    error: str
+    gpus: tuple[Annotated[tuple[str, ...], Meta(min_length=len(probe.GPU_FIELDS))], ...]
+    processes: tuple[ProbedProcess, ...]
+
+
+def parse_snapshot(line: bytes) -> Snapshot:
+    """Return the snapshot in a line of `gputrain gpus --watch --json` or of the probe. Raises InvalidRecordError."""
+    if _LONG_TEXT.search(line):
+        raise InvalidRecordError(f"has a text of more than {MAX_TEXT_BYTES} bytes", code="too-large")
+    is_probe = _FORMAT.match(line) is None
+    snapshot = _make_snapshot(decode(line, ProbeSample)) if is_probe else decode(_in_own_format(line), Snapshot)
+    processes = sum(len(gpu.processes.value or ()) for gpu in snapshot.gpus)
+    if len(snapshot.gpus) > MAX_GPUS or processes > MAX_PROCESSES:
+        raise InvalidRecordError(f"has more than {MAX_GPUS} GPUs or {MAX_PROCESSES} processes", code="too-large")
+    return snapshot
+
+
+def parse_run(line: bytes) -> RunRow | GoneRun:
+    """Return the run in a line of `gputrain runs --watch --json`. Raises InvalidRecordError."""
+    line = _in_own_format(line)
+    if line.startswith(b'{"format":%d,"gone":' % FORMAT):
+        return decode(line, GoneRun)
+    listed = decode(line, ListedRun)
+    record = read_back(listed)
+    return RunRow(state=listed.state, record=record, **{name: getattr(listed, name) for name in _ROW_FIELDS})
+
+
+def _in_own_format(line: bytes) -> bytes:
+    """Return a line of a gputrain that is one version older or newer as if it were of this version.
+
+    Fields that this version lacks are ignored; one that is missing or means another type is found by the decoder.
+    """
+    match = _FORMAT.match(line)
+    if match is None or abs(int(match[1]) - FORMAT) > FORMATS_APART:
+        problem = format_problem(match and int(match[1])) or ""
+        raise InvalidRecordError(f"{problem}; install the same gputrain there and here", code="wrong-version")
+    return b'{"format":%d,' % FORMAT + line[match.end() :]
+
+
+def _make_snapshot(sample: ProbeSample) -> Snapshot:
+    now = current_time()
+    processes: dict[str, list[GpuProcess]] = {}
+    for process in sample.processes:
+        processes.setdefault(process.gpu, []).append(_make_process(process, now))
+    gpus = [_make_gpu(dict(zip(probe.GPU_FIELDS, values, strict=False)), processes, now) for values in sample.gpus]
+    gpus.sort(key=lambda gpu: gpu.index)
+    driver = sample.gpus[0][probe.GPU_FIELDS.index("driver_version")] if sample.gpus else None
+    return Snapshot(
+        time=now,
+        host=sample.host,
+        source=DRIVER,
+        driver=Measurement(driver, now, sample.error or None),
+        cuda=Measurement(None, now, Missing.NOT_REQUESTED),
+        error=sample.error or None if not gpus else None,
+        gpus=tuple(gpu.aged(sample.age, 3.0 * probe.LOOP_SECONDS) for gpu in gpus),
+    )
+
+
+def _make_process(process: ProbedProcess, now: float) -> GpuProcess:
+    unknown: Measurement[Any] = Measurement(None, now, Missing.NOT_REQUESTED)
+    return GpuProcess(
+        pid=int(process.pid),
+        kind="compute",
+        instance=None,
+        user=Measurement(process.user or None, now),
+        command=Measurement(process.command or None, now),
+        gpu_memory=_measure(process.memory, now, _from_mebibytes),
+        cpu=unknown,
+        memory=unknown,
+    )
+
+
+def _make_gpu(fields: dict[str, str], processes: dict[str, list[GpuProcess]], now: float) -> Gpu:
+    index, uuid, name, bus = itemgetter("index", "uuid", "name", "pci.bus_id")(fields)
+    if not (index.isdecimal() and len(index) < MAX_INDEX_DIGITS):
+        raise InvalidRecordError("has a GPU without an index")
+    readings: dict[str, Measurement[Any]] = {
+        "name": Measurement(name, now),
+        "pci_bus_id": Measurement(bus, now),
+        "util": _measure(fields["utilization.gpu"], now),
+        "memory_used": _measure(fields["memory.used"], now, _from_mebibytes),
+        "memory_total": _measure(fields["memory.total"], now, _from_mebibytes),
+        "temperature": _measure(fields["temperature.gpu"], now),
+        "power": _measure(fields["power.draw"], now, float),
+        "power_limit": _measure(fields["enforced.power.limit"], now, float),
+        "mig": Measurement({"Enabled": "on", "Disabled": "off"}.get(fields["mig.mode.current"]), now),
+    }
+    held = Measurement(tuple(processes.get(uuid, ())), now)
+    gpu = Gpu(index=int(index), uuid=uuid, state="ok", age=0.0, time=now, processes=held)
+    return replace(gpu, **with_units(readings))
+
+
+def _from_mebibytes(number: float) -> int:
+    return int(number) << 20
+
+
+def _measure(text: str, now: float, convert: Callable[[float], float] = int) -> Measurement[Any]:
+    """Return a number of nvidia-smi, or its reason why there is none, such as `[N/A]`."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < MAX_NUMBER:
+        return Measurement(None, now, text.strip("[]") or Missing.NOT_SUPPORTED)
+    return Measurement(convert(number), now)

@@ -83,6 +83,28 @@ def _with_format(values: Record | Mapping[str, Any]) -> dict[str, Any]:
     return {"format": FORMAT, **(values if isinstance(values, Mapping) else to_builtins(values))}
 
 
+@contextmanager
+def until_unread() -> Iterator[None]:
+    """End a stream of output without an error when its reader has closed the pipe, or at Ctrl-C."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The flush at the exit of the interpreter would raise it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except KeyboardInterrupt:
+        pass
+
+
+def is_read_for(seconds: float) -> bool:
+    """Wait for that time, and return whether somebody still reads stdout; not when its terminal or pipe has closed."""
+    import select
+
+    poll = select.poll()
+    # Without events, poll(2) reports only that the other end is closed.
+    poll.register(sys.stdout.fileno(), 0)
+    return not poll.poll(1000 * seconds)
+
+
 def table_console() -> Console:
     """Return a console for lines that fit it; without a terminal it is `COLUMNS` or 120 columns wide."""
     from rich.console import Console

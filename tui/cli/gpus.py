@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
 from engine.utils.codec import encode
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user
+from tui.cli.console import until_unread
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -50,15 +50,10 @@ def show_gpus(options: GpusOptions) -> None:
     quick = options.sample_count == 1 and options.processes
     monitor = open_monitor(SamplerOptions(period=MIN_PERIOD_SECONDS if quick else options.interval_s))
     try:
-        with _open_recording(options.record) as record:
+        with until_unread(), _open_recording(options.record) as record:
             if quick:
                 monitor.read(FIRST_SNAPSHOT_TIMEOUT_SECONDS)
             _show_samples(options, monitor, record)
-    except BrokenPipeError:
-        # The reader closed the pipe; redirect stdout so that the flush at interpreter exit does not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except KeyboardInterrupt:
-        pass
     finally:
         monitor.close()
 

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,10 +20,12 @@ from tui.cli.tree import subcommands
 if TYPE_CHECKING:
     from engine.runs.run_list import RunList
     from engine.runs.run_row import RunRow
+    from engine.runs.run_view import RunView
 
 # After this time, a terminal shows what takes long.
 PATIENCE_SECONDS = 1.0
 READ_SECONDS = 0.25
+WATCH_SECONDS = 2.0
 QUERY_HELP = "Condition: KEY=VALUE, also with != > < >= <= ~, or text in the name, state, tags or note."
 
 
@@ -58,6 +60,9 @@ def list_runs(
     with_archived: Annotated[bool, typer.Option("--all", help="Also list archived runs.")] = False,
     count: Annotated[int | None, count_option("runs")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the names, one per line.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="With --json, print each change as a line until Ctrl-C.")
+    ] = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,6 +86,8 @@ def list_runs(
     if quiet and (as_json or columns is not None):
         other = "--json" if as_json else "--columns"
         raise UsageError.one("--quiet", f"cannot be combined with {other}", code="conflict")
+    if watch and (not as_json or columns is not None):
+        raise UsageError.one("--watch", "needs --json, and takes no --columns", code="conflict")
     run_list = RunList(root)
     _read(run_list)
     # The metrics of the runs are keys, too.
@@ -89,7 +96,14 @@ def list_runs(
     # The list is sorted by start, newest first, as it is read.
     order = SortOrder.parse(sort or "started_at", names, reverse=reverse) if sort or reverse else None
     query = parse_query(words or [], names)
-    view = make_view(ViewRequest(run_list.rows, order=order, archived=with_archived), query)
+
+    def view_now() -> RunView:
+        return make_view(ViewRequest(run_list.rows, order=order, archived=with_archived), query)
+
+    if watch:
+        watch_runs(run_list, lambda: view_now().matching[:count])
+        return
+    view = view_now()
     # Of a sweep, other programs get each trial.
     rows = (view.matching if as_json or quiet else view.shown)[:count]
     for row in rows:
@@ -119,6 +133,25 @@ def list_runs(
     if view.hidden and not (as_json or quiet):
         verb = "is" if view.hidden == 1 else "are"
         typer.echo(f"{pluralize(view.hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
+
+
+def watch_runs(run_list: RunList, select: Callable[[], Sequence[RunRow]]) -> None:
+    """Print each selected run that is new or has changed, and each that is gone, as a line of JSON, until nobody reads
+    them."""
+    from tui.cli.console import is_read_for, json_line, until_unread
+
+    shown: dict[str, RunRow] = {}
+    with until_unread():
+        while True:
+            rows = {row.name: row for row in select()}
+            changed = [json_line(row.to_json()) for name, row in rows.items() if shown.get(name) is not row]
+            gone = [json_line({"gone": name}) for name in shown if name not in rows]
+            sys.stdout.writelines(f"{line}\n" for line in (*changed, *gone))
+            sys.stdout.flush()
+            shown = rows
+            if not is_read_for(WATCH_SECONDS):
+                return
+            run_list.poll(READ_SECONDS)
 
 
 def _name_survivors(rows: Sequence[RunRow]) -> None:

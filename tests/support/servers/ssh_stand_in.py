@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = """\
 #!/bin/sh
-echo "$*" >> {folder}/calls
+printf '%s\\n' "$*" >> {folder}/calls
 while [ "$1" != -- ]; do shift; done
 [ -f "{folder}/hosts/$2" ] || {{ echo "ssh: Could not resolve hostname $2: Name or service not known" >&2; exit 255; }}
 cd {folder}/home

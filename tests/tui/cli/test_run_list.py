@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -217,3 +218,21 @@ def test_runs_lists_10000_runs_within_a_second_when_warm(tmp_path: Path) -> None
         assert count == (100 if "-n" in arguments else 10_000)
         # Three times the target, as other programs may run.
         assert seconds < 3 or label == "cold"
+
+
+def test_watch_prints_each_change_until_nobody_reads(tmp_path: Path) -> None:
+    first, second = make_ended_runs(tmp_path, 2)
+    command = [GPUTRAIN, "runs", "--watch", "--json", "--runs-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert {line["name"] for line in lines} == {first.name, second.name}
+        shutil.rmtree(first.path)
+        assert json.loads(process.stdout.readline()) == {"format": 1, "gone": first.name}
+        process.stdout.close()
+        assert process.wait(10) == 0
+
+
+def test_watch_needs_json(root: Path) -> None:
+    result = runs("--watch")
+    assert (result.exit_code, "--watch: needs --json" in result.stderr) == (2, True)
