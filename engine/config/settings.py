@@ -2,7 +2,8 @@
 
 It holds `run: {code_packages: [...]}`, which `engine.config.loader` merges below all other layers and
 `engine.inference` reads for commands that take no config, `limits: {gpus: N, runs: N, hours: H}`, see
-`engine.config.limits`, and `reservations`, the folder of the reservations of GPUs, see `engine.gpus.reservation`.
+`engine.config.limits`, `reservations`, the folder of the reservations of GPUs, see `engine.gpus.reservation`, and
+`hosts: [NAME, ...]`, the other hosts that `gputrain run --on any` chooses from, see `engine.hosts`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.utils.errors import UsageError
 from engine.utils.files import config_folder, own_folder_advice, read_bytes, settings_file, user_path_problem
 
-CONTENT = "run: {code_packages: [PACKAGE, ...]}, limits: {gpus: N, runs: N, hours: H} and reservations: /FOLDER"
+CONTENT = (
+    "run: {code_packages: [PACKAGE, ...]}, limits: {gpus: N, runs: N, hours: H}, reservations: /FOLDER and "
+    "hosts: [HOST, ...]"
+)
 
 
 class LimitValues(Section):
@@ -40,6 +44,8 @@ class UserSettings:
     code_packages: tuple[str, ...] = ()
     limits: LimitValues = field(default_factory=LimitValues)
     reservations: Path | None = None
+    hosts: tuple[str, ...] = ()
+    """As typed: `engine.hosts.channel` checks the names."""
 
 
 def read_code_packages() -> tuple[str, ...]:
@@ -79,7 +85,7 @@ def read_settings() -> UserSettings:
 def _parse(content: Any) -> UserSettings:
     """Raises ValueError for anything but the known keys."""
     content = content or {}
-    if not isinstance(content, dict) or set(content) - {"run", "limits", "reservations"}:
+    if not isinstance(content, dict) or set(content) - {"run", "limits", "reservations", "hosts"}:
         raise ValueError("unknown content")
     run, limits = content.get("run") or {}, content.get("limits") or {}
     if not isinstance(run, dict) or set(run) - {"code_packages"}:
@@ -87,5 +93,12 @@ def _parse(content: Any) -> UserSettings:
     folder = content.get("reservations")
     if folder is not None and not (isinstance(folder, str) and Path(folder).is_absolute()):
         raise ValueError("not an absolute path")
-    reservations = None if folder is None else Path(folder)
-    return UserSettings(RunConfig.model_validate(run).code_packages, LimitValues.model_validate(limits), reservations)
+    hosts = content.get("hosts") or []
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise ValueError("no list of names")
+    return UserSettings(
+        RunConfig.model_validate(run).code_packages,
+        LimitValues.model_validate(limits),
+        None if folder is None else Path(folder),
+        tuple(hosts),
+    )

@@ -29,6 +29,8 @@ COMPLETE_VARIABLE = "_GPUTRAIN_COMPLETE"
 KEY_OPTION = re.compile(r"--[A-Za-z]\w*\.[\w.-]+")
 MAX_HELP_COLUMNS = 120
 HELP_WORD = "help"
+WORDS_KEY = "gputrain.words"
+"""Key of the words behind the name of a command, in its context."""
 # Options that `gputrain run --help` describes. A command with more of them than this only names them.
 NAMED_PANELS, MAX_DESCRIBED = (CONFIG_OPTIONS, COMMAND_OPTIONS), 4
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MAX_HELP_COLUMNS}
@@ -202,6 +204,11 @@ class HelpCommand(TyperCommand):
                 from engine.utils.libraries import check_training
 
                 check_training(ctx.command_path, self.core_advice)
+            if any(":" in name for name in _run_names(ctx)):
+                from tui.cli.host_runs import run_on_hosts
+
+                if run_on_hosts(ctx, ctx.meta[WORDS_KEY], lambda: super(HelpCommand, self).invoke(ctx)):
+                    return None
             return super().invoke(ctx)
 
     def trains(self, ctx: Any) -> bool:
@@ -230,6 +237,7 @@ class HelpCommand(TyperCommand):
             return list(arguments[0].shell_complete(own, incomplete)) if arguments else []
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[WORDS_KEY] = [*args]
         if takes_config_keys(self) and not ctx.resilient_parsing:
             args = join_key_options(args, lambda option: bare_key(option, ctx))
         return super().parse_args(ctx, args)
@@ -255,6 +263,12 @@ class HelpCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(self, ctx, formatter)
+
+
+def _run_names(ctx: Any) -> list[str]:
+    """Return the runs that were typed as arguments."""
+    run = ctx.params.get("run")
+    return ctx.params.get("runs") or ([run] if isinstance(run, str) else [])
 
 
 def convert_late(parameters: list[Any]) -> list[Any]:

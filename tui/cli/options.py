@@ -30,6 +30,13 @@ HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a 
 DetachOption = Annotated[bool, typer.Option("--detach", help="Start in the background and print the name.")]
 # Set by --detach for the command that it starts.
 DetachedOption = Annotated[bool, typer.Option("--detached", hidden=True)]
+OnOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="HOST", help="Start it on HOST over ssh; any or any:HOST,HOST: where GPUs are free."),
+]
+CopyOption = Annotated[
+    bool, typer.Option("--copy", help="With --on: send the code to a host without this folder, as --snapshot.")
+]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CurvesOption = Annotated[bool, typer.Option("--curves", help="Print each point of all curves, as CSV or --json.")]

@@ -41,7 +41,7 @@ COMMAND_SECTIONS = ("queue.", "notify.")
 # Options of a shared key that have no key of their own.
 SHARED_FLAGS = frozenset({"ngpu", "after_any"})
 # Options that are meant for gputrain also behind the name of a program, and the keys of others.
-START_FLAGS = frozenset({"detach", "headless", *SHARED_FLAGS})
+START_FLAGS = frozenset({"detach", "headless", "on", "copy", *SHARED_FLAGS})
 START_KEYS = ("device.gpus", "device.wait", "queue.")
 CONFIG_ENDINGS = (".yaml", ".yml")
 # Options that a training has by another name.
@@ -172,7 +172,7 @@ class RunCommand(WordsCommand):
         return ("Arguments", TRAINING_OPTIONS, "Options", COMMAND_OPTIONS)
 
     def trains(self, ctx: Any) -> bool:
-        return super().trains(ctx) and ctx.params.get("try_parse") is None
+        return super().trains(ctx) and ctx.params.get("try_parse") is None and ctx.params.get("on") is None
 
     def invoke(self, ctx: Any) -> Any:
         try:

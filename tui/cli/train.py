@@ -23,10 +23,12 @@ from tui.cli.config_arguments import (
 )
 from tui.cli.console import print_warning
 from tui.cli.options import (
+    CopyOption,
     DetachedOption,
     DetachOption,
     EventsJsonOption,
     HeadlessOption,
+    OnOption,
     RunsDirOption,
     TrustCodeOption,
     TrustOwnerOption,
@@ -86,8 +88,12 @@ def takes_start(function: Callback) -> Callback:
         "gputrain run flowers.yaml --gpus free:2 --queue --detach",
         "gputrain run --gpus free:1 -- python train.py --lr 0.1",
         "gputrain run --gpus free:2 -- torchrun --nproc-per-node {gpus} train.py",
+        "gputrain run --on any:lab1,lab2 --ngpu 2 flowers.yaml",
     ],
     "[KEY=DEFAULT] is the config key of an option: gputrain config describe KEY.",
+    "With --on, a run starts on HOST in the background, in this folder if both hosts share it. Its name is printed as "
+    "HOST:RUN, which attach, compare, logs, resume, stop, wait and runs show take. A command there has the environment "
+    "of a command over ssh, the PATH of this virtual environment, and --env.",
     "In COMMAND, {gpus} is the number of its GPUs, {ids} and {uuids} are the GPUs, {run} and {folder} are name and "
     "folder of the run. The exit code is that of COMMAND, or 125 (gputrain failed), 126 (not executable), 127 (not "
     "found).",
@@ -104,6 +110,8 @@ def run(
     start: StartOptions,
     words: Sequence[str] | None,
     options: CommandOptions,
+    on: OnOption = None,
+    copy: CopyOption = False,
     dry_run: Annotated[bool, dry_run_option(" and train one batch per rank; keep no files.")] = False,
 ) -> None:
     """Train an image classifier, or run any other program.
@@ -120,7 +128,16 @@ def run(
     request = build_request(
         lambda: resolve_arguments(arguments, flags, trust_code=start.trust_code), start, base=file, dry_run=dry_run
     )
-    start_run(with_command(request, words, options, flags, file), start)
+    request = with_command(request, words, options, flags, file)
+    if on is None and not copy:
+        start_run(request, start)
+        return
+    from engine.utils.errors import UsageError
+    from tui.cli.host_runs import start_elsewhere
+
+    if on is None:
+        raise UsageError.one("--copy", "copies the code to a host; name it with --on", code="missing-value")
+    start_elsewhere(on, request, start, sys.argv[2:], file, env=options.env, copies=copy)
 
 
 def start_run(request: RunRequest, start: StartOptions) -> None:

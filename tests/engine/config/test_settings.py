@@ -10,7 +10,7 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
-from engine.config.settings import read_code_packages
+from engine.config.settings import read_code_packages, read_settings
 from engine.utils.files import settings_file
 from engine.utils.trust import foreign_reason
 from support.messages import raises_problem
@@ -46,6 +46,7 @@ def test_settings_allow_packages_in_all_runs(settings: Path) -> None:
         "[1]",
         "run: {code_packages: {}}",
         "reservations: relative/folder",
+        "hosts: lab1",
         "{",
     ],
 )
@@ -99,3 +100,9 @@ def test_settings_refuse_pipe(settings: Path) -> None:
     os.mkfifo(settings)
     with raises_problem("not-readable", str(settings)):
         read_code_packages()
+
+
+def test_settings_name_hosts_in_their_order(settings: Path) -> None:
+    assert read_settings().hosts == ()
+    write(settings, "hosts: [lab2, lab1]\n")
+    assert read_settings().hosts == ("lab2", "lab1")

@@ -1,0 +1,263 @@
+"""Runs on other hosts: `gputrain run --on PLACE`, and HOST:RUN in the commands on runs.
+
+A command on HOST:RUN is sent to the host. What it prints there is printed here, without control characters.
+`engine.hosts.placement` starts runs.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from engine.hosts.channel import (
+    START_MARKER,
+    HostUnreachableError,
+    check_host_name,
+    failure_words,
+    remote_script,
+    ssh_argv,
+    start_ssh,
+)
+from engine.hosts.placement import MESSAGE_MARKER, RemoteRequest, gputrain_lines, start_on
+from engine.runs.root import runs_root
+from engine.utils.errors import Problem, UsageError
+from engine.utils.exit_codes import CommandExit, ExitCode
+from engine.utils.text import printable
+from tui.cli.console import exit_on_usage_error, print_error
+from tui.cli.run_command import split_command
+
+if TYPE_CHECKING:
+    from engine.launch.request import RunRequest
+    from tui.cli.train import StartOptions
+
+COMMANDS = frozenset({
+    "attach", "compare", "logs", "resume", "stop", "wait",
+    "runs checkpoint", "runs continue", "runs delete", "runs pause", "runs show",
+})  # fmt: skip
+"""The commands that take HOST:RUN."""
+SCREEN_OPTIONS = ("--detach", "--headless")
+MAX_LINE_BYTES = 1 << 16
+# The first of these with which a part of the command ends is the exit code.
+WORST_CODES = (ExitCode.USAGE_ERROR, ExitCode.TIMED_OUT, ExitCode.FAILED, ExitCode.STOPPED)
+
+
+def start_elsewhere(
+    place: str,
+    request: RunRequest,
+    start: StartOptions,
+    words: Sequence[str],
+    file: str | None,
+    *,
+    env: Sequence[str],
+    copies: bool,
+) -> None:
+    """Start a run at a place and print it as HOST:RUN. Exits with the code of the command there if that refuses it.
+
+    `words` are those of this command line, `file` its config as typed, and `env` its variables. Raises UsageError if
+    the run is refused here."""
+    from engine.config.loader import presets
+
+    for option, is_set in (("--json", start.as_json), ("--dry-run", request.dry_run)):
+        if is_set:
+            raise UsageError.one("--on", f"cannot be combined with {option}", code="conflict")
+    if request.problems:
+        raise UsageError(request.problems)
+    remote = RemoteRequest(
+        words=_without_place(words),
+        config=request.config,
+        folder=Path.cwd(),
+        runs_dir=runs_root(),
+        notify=lambda sentence: typer.echo(printable(sentence), err=True),
+        is_command=request.command is not None,
+        files=[file] if file is not None and file not in presets() else [],
+        environment={name: os.environ[name] for name in env if "=" not in name},
+        copies=copies,
+    )
+    try:
+        started = start_on(place, remote)
+    except HostUnreachableError as error:
+        print_error(Problem("", str(error), code=error.code))
+        raise typer.Exit(CommandExit.FAILED if remote.is_command else ExitCode.FAILED) from error
+    for line in started.messages:
+        typer.echo(f"{started.host}: {line}", err=True)
+    if started.code:
+        raise typer.Exit(started.code)
+    typer.echo(f"{started.host}:{started.name}")
+
+
+def _without_place(words: Sequence[str]) -> list[str]:
+    """Return the words of `gputrain run` without those that say where and how it starts."""
+    before, command = split_command(words)
+    kept, rest = list[str](), iter(before)
+    for word in rest:
+        if word == "--on":
+            next(rest, None)
+        elif word not in ("--copy", *SCREEN_OPTIONS) and not word.startswith("--on="):
+            kept.append(word)
+    return kept if command is None else [*kept, "--", *command]
+
+
+# ---- HOST:RUN ----
+
+
+def split_host(reference: str) -> tuple[str, str] | None:
+    """Return host and run of HOST:RUN; None for a run of this host, also for a path with a colon."""
+    host, _, run = reference.partition(":")
+    if not run or "/" in host or os.path.lexists(reference):
+        return None
+    return check_host_name(host), run
+
+
+def run_on_hosts(ctx: Any, words: Sequence[str], run_here: Callable[[], object]) -> bool:
+    """Send a command on runs of other hosts there, and return whether that was all of it. Of runs on this host, too, it
+    calls `run_here` with the others left out.
+
+    `words` are those behind the name of the command. Exits with the worst code. Raises UsageError if the command cannot
+    do that."""
+    names: list[str] = ctx.params.get("runs") or [ctx.params["run"]]
+    places = {name: place for name in names if (place := split_host(name)) is not None}
+    if not places:
+        return False
+    command, hosts = ctx.command_path.partition(" ")[2], list(dict.fromkeys(host for host, _ in places.values()))
+    here = [name for name in names if name not in places]
+    is_spread = len(hosts) > 1 or bool(here)
+    if command == "compare" and is_spread:
+        return False
+    if command not in COMMANDS:
+        host, run = places[names[0]] if names[0] in places else next(iter(places.values()))
+        line = shlex.join(["ssh", host, "gputrain", *command.split(), run])
+        raise UsageError.one(f"{host}:{run}", f"{command} takes runs of this host; there: {line}", code="not-supported")
+    if is_spread and command == "attach":
+        reason = "the screen compares runs of one host; `gputrain compare` takes those of several"
+        raise UsageError.one("attach", reason, code="not-supported")
+    if is_spread and ctx.params.get("as_json"):
+        raise UsageError.one(
+            "--json", "prints the runs of one host; name those of each in a line", code="not-supported"
+        )
+    lines = {host: [*command.split(), *_words_for(host, words, places)] for host in hosts}
+    if command == "attach":
+        _attach(hosts[0], lines[hosts[0]], names)
+    codes = list[int]()
+    sent = [HostCommand(host, line, _runs_of(host, places), is_spread=is_spread) for host, line in lines.items()]
+    if here:
+        ctx.params["runs"] = here
+        try:
+            with exit_on_usage_error():
+                run_here()
+            codes.append(0)
+        except typer.Exit as end:
+            codes.append(end.exit_code)
+    codes += [each.wait() for each in sent]
+    raise typer.Exit(next((code for code in WORST_CODES if code in codes), max(codes)))
+
+
+def _runs_of(host: str, places: Mapping[str, tuple[str, str]]) -> list[str]:
+    return [run for own_host, run in places.values() if own_host == host]
+
+
+def _words_for(host: str, words: Sequence[str], places: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return the words of a command for one host: its runs without the name of the host, and no run of another one."""
+    return [places[word][1] if word in places else word for word in words if places.get(word, (host, ""))[0] == host]
+
+
+def host_script(host: str, runs: Sequence[str], *, marks: bool = True) -> str:
+    """Return a line of a shell that runs `gputrain` with its arguments on a host, where these runs are.
+
+    The runs folder is that of this shell, if the host has it, else that of the host, where the runs of copies are."""
+    root, first = shlex.quote(str(runs_root())), shlex.quote(runs[0])
+    parts = [
+        f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null",
+        'export GPUTRAIN_RUNS="${GPUTRAIN_RUNS:-$HOME/runs}"',
+        f'[ -d {root} ] && {{ [ -e {root}/{first} ] || [ ! -e "$GPUTRAIN_RUNS"/{first} ]; }} && GPUTRAIN_RUNS={root}',
+        *gputrain_lines(host)[not marks :],
+        'exec gputrain "$@"',
+    ]
+    return "; ".join(parts)
+
+
+def _attach(host: str, words: Sequence[str], runs: Sequence[str]) -> None:
+    """Replace this process by the screen of a host. Raises UsageError without a terminal."""
+    from tui.cli.terminal import plain_commands, require_terminal
+
+    require_terminal(*plain_commands(runs, None))
+    script = host_script(host, runs, marks=False)
+    argv = ssh_argv(host, remote_script(script, words, marker=False), terminal=True, ask=True)
+    sys.stdout.flush()
+    os.execvp(argv[0], argv)  # noqa: S606 (the user's ssh)
+
+
+class HostCommand:
+    """A command of gputrain on a host, which prints here what it prints there."""
+
+    def __init__(self, host: str, words: Sequence[str], runs: Sequence[str], *, is_spread: bool) -> None:
+        self._host, self._code = host, int(ExitCode.FAILED)
+        self._fault: OSError | None = None
+        self._prefix = f"{host}: " if is_spread else ""
+        if words[0] == "resume":
+            words = ["resume", "--detach", *(word for word in words[1:] if word not in SCREEN_OPTIONS)]
+            self._prefix = f"{host}:"
+        columns = f"export COLUMNS={shutil.get_terminal_size().columns}; " if sys.stdout.isatty() else ""
+        self._script = remote_script(columns + host_script(host, runs), words)
+        # ssh ends with the thread that starts it.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code. Raises OSError if its output cannot be printed."""
+        self._thread.join()
+        if self._fault is not None:
+            raise self._fault
+        return self._code
+
+    def _run(self) -> None:
+        try:
+            process = start_ssh(
+                ssh_argv(self._host, self._script),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except HostUnreachableError as error:
+            print_error(Problem("", str(error), code=error.code))
+            return
+        with process:
+            noise = list[bytes]()
+            errors = threading.Thread(target=self._copy, args=(process.stderr, MESSAGE_MARKER, noise, True))
+            errors.start()
+            try:
+                has_answered = self._copy(process.stdout, START_MARKER, [], False)
+            except OSError as error:
+                # Nobody reads on, as with `| head`.
+                self._fault = error
+                process.kill()
+                return
+            errors.join()
+            self._code = process.wait()
+        if not has_answered:
+            self._code = ExitCode.FAILED
+            words = failure_words(b"".join(noise), process.returncode)
+            print_error(Problem("", f"{self._host}: {words}", code="unreachable"))
+
+    def _copy(self, stream: Any, marker: bytes, noise: list[bytes], is_error: bool) -> bool:
+        """Print the lines behind a marker, and return whether there is one. The last line before is in `noise`."""
+        has_marker, prefix = False, f"{self._host}: " if is_error else self._prefix
+        lines = io.BufferedReader(stream)
+        while line := lines.readline(MAX_LINE_BYTES):
+            if has_marker:
+                text = "\t".join(map(printable, line.decode(errors="replace").rstrip("\n").split("\t")))
+                print(f"{prefix}{text}", file=sys.stderr if is_error else sys.stdout, flush=True)
+            elif line.endswith(marker):
+                has_marker = True
+            else:
+                noise[:] = [line]
+        return has_marker
