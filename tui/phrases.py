@@ -140,7 +140,7 @@ SHORT_UUID_LENGTH = 12  # `GPU-` or `MIG-` and the first 8 digits
 THROTTLE_WORDS = {
     "thermal": "heat",
     "hardware thermal": "heat",
-    "power cap": "power limit",
+    "power cap": "power",
     "hardware slowdown": "hardware",
     "reliability": "voltage limit",
 }
@@ -232,15 +232,16 @@ def reserved_text(gpu: Gpu) -> str:
 
 
 def gpu_warnings(gpu: Gpu) -> list[str]:
-    """Return what slows the GPU down, its memory errors, and what holds it without using it."""
+    """Return what slows the GPU down, its memory errors, and for how long a process has held it without using it."""
     reasons = dict.fromkeys(
         THROTTLE_WORDS.get(reason, reason) for reason in gpu.value("throttle") or () if reason != "idle"
     )
     found = [f"slowed: {', '.join(reasons)}"] if reasons else []
     if gpu.value("ecc_uncorrected"):
         found.append(pluralize(gpu.value("ecc_uncorrected"), "ECC error"))
-    found += [note for process in gpu.processes.value or () if (note := idle_note(process))]
-    return [printable(note) for note in dict.fromkeys(found)]
+    idle = max(filter(is_idle, gpu.processes.value or ()), key=lambda process: process.idle.value or 0.0, default=None)
+    found += [] if idle is None else [idle_note(idle)]
+    return [printable(note) for note in found]
 
 
 def kind_notes(gpu: Gpu) -> list[str]:

@@ -44,15 +44,15 @@ CLASS_DIFFICULTY = (1.5, 0.2, 1.4, 0.9, 1.5, 0.3, 2.9, 0.5, 0.3, 0.5)
 CONFUSED_WITH = ((6, 3), (3, 0), (6, 4), (0, 4), (6, 2), (7, 9), (0, 4), (9, 5), (6, 0), (7, 5))
 FIRST_PID = 41200
 RECORDED_SECONDS = 19  # one period of the simulated load
-# Index, mean utilization (%), memory (GiB), power (W), temperature (°C), user, command, run.
+# Index, mean utilization (%), memory (GiB), power (W), temperature (°C), user, command, run time (s), run.
 GPU_TABLE = (
-    (0, 97, 61.2, 612.0, 64, "alice", "python", "fashion-17"),
-    (1, 96, 61.0, 605.0, 63, "alice", "python", "fashion-17"),
-    (2, 0, 0.5, 71.0, 33, None, None, None),
-    (3, 0, 0.5, 70.0, 32, None, None, None),
-    (4, 72, 40.1, 455.0, 58, "bob", "python train.py --config big.yaml", None),
-    (5, 74, 40.1, 460.0, 88, "bob", "python train.py --config big.yaml", None),
-    (6, 12, 11.0, 140.0, 41, "carol", "jupyter-lab", None),
+    (0, 97, 61.2, 612.0, 64, "alice", "python", 250, "fashion-17"),
+    (1, 96, 61.0, 605.0, 63, "alice", "python", 250, "fashion-17"),
+    (2, 0, 0.5, 71.0, 33, None, None, 0, None),
+    (3, 0, 0.5, 70.0, 32, None, None, 0, None),
+    (4, 72, 40.1, 455.0, 58, "bob", "python train.py --config big.yaml", 20_000, None),
+    (5, 74, 40.1, 460.0, 88, "bob", "python train.py --config big.yaml", 20_000, None),
+    (6, 12, 11.0, 140.0, 41, "carol", "jupyter-lab", 180_000, None),
 )
 
 
@@ -218,7 +218,7 @@ def snapshot(second: int) -> Snapshot:
     """Snapshot at one second. The readings of the last GPU are stale."""
     now = float(BEGIN + second)
     gpus = []
-    for index, util, memory, power, temperature, user, command, run in GPU_TABLE:
+    for index, util, memory, power, temperature, user, command, run_time, run in GPU_TABLE:
         wave = round(6 * math.sin((second + 11) / 3 + index)) if util else 0
         readings = values(
             index, now, min(max(util + wave, 0), 100), memory_used=int(memory * GIB), temperature=temperature,
@@ -226,7 +226,7 @@ def snapshot(second: int) -> Snapshot:
         )  # fmt: skip
         processes = []
         if user is not None and command is not None:
-            more = {"run": run, "rank": index if run else None, "cpu": 100.0 + wave}
+            more = {"run": run, "rank": index if run else None, "cpu": 100.0 + wave, "run_time": run_time}
             processes.append(process(now, FIRST_PID + index, user, command, memory, **more))
         gpus.append(gpu(index, now, readings, *processes, runs=(run,) if run else ()))
     gpus.append(gpu(7, BEGIN - 4.0, values(7, BEGIN - 4.0, 0)).as_stale(4.0 + second))

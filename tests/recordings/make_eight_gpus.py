@@ -93,6 +93,7 @@ def process(now: float, pid: int, user: str, command: str, used: float, **more: 
         memory=known_reading(int(5.2 * GIB), now, "B"),
         run=more.get("run"),
         rank=more.get("rank"),
+        **({"run_time": known_reading(more["run_time"], now, "s")} if "run_time" in more else {}),
     )
 
 

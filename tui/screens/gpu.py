@@ -12,7 +12,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Grid
 
-from engine.gpus.snapshot import Gpu, Missing, Snapshot
+from engine.gpus.snapshot import Gpu, Missing
 from engine.show.readings import READINGS
 from engine.utils.codec import replace
 from engine.utils.errors import Problem
@@ -25,8 +25,8 @@ from tui.phrases import gpu_key, users_text
 from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.tables.gpu_readings import instance_lines, reading_lines
-from tui.tables.processes import list_gpu_processes, process_lines
-from tui.widgets.lines import KeyedRow, Lines
+from tui.tables.processes import list_gpu_processes
+from tui.widgets.lines import Lines
 
 # A graph this wide has room for its mean and maximum.
 MIN_SUMMARY_WIDTH = 30
@@ -101,7 +101,8 @@ class GpuScreen(GpuProcessesScreen):
         self._show_graphs(gpu, known, now)
         self._show_facts(gpu, known, now)
         self._show_instances(known)
-        self._show_processes(snapshot, known)
+        uses = list_gpu_processes(replace(snapshot, gpus=(known,)), self.process_order)
+        self.show_process_rows(uses, "Processes", "No process uses this GPU")
 
     def _show_graphs(self, gpu: Gpu, known: Gpu, now: float) -> None:
         keys = [key for key in LOAD_READINGS if known[key].reason not in UNSUPPORTED]
@@ -154,23 +155,8 @@ class GpuScreen(GpuProcessesScreen):
             header, *lines = instance_lines(known, panel.text_width)
             panel.set_texts(lines, [header])
 
-    def _show_processes(self, snapshot: Snapshot, known: Gpu) -> None:
-        panel = self.query_one("#processes", Lines)
-        processes = list_gpu_processes(replace(snapshot, gpus=(known,)), self.process_order)
-        head, *texts = process_lines(processes, panel.text_width)
-        keys = [f"{process.pid}/{process.instance}" if process else "" for _, process in processes]
-        self._processes = {
-            key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
-        }
-        self._signaler.remember(self._processes.values())
-        panel.set_titles("Processes", self.holder_title())
-        rows = [KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)]
-        panel.set_rows(rows, [head], Text("No process uses this GPU", MUTED))
-
     def is_available(self, action: str) -> bool:
-        if action == "signal":
-            return self._selected_process() is not None
-        if action == "open":
+        if action in ("signal", "open"):
             return self._selected_process() is not None
         if action in ("sideways(-1)", "sideways(1)"):
             return len(self._gpus) > 1
@@ -180,7 +166,7 @@ class GpuScreen(GpuProcessesScreen):
         if key.action == "select" and self._key in self.gputrain_app.picked_gpu_uuids:
             return "unselect"
         process = self._selected_process()
-        if key.action == "open" and process is not None and process.run is None:
+        if key.action == "open" and process is not None and self.run_of(process) is None:
             return "open"
         return super().title_of(key)
 
@@ -209,17 +195,8 @@ class GpuScreen(GpuProcessesScreen):
         process = self._selected_process()
         if process is None:
             self.gputrain_app.show_toast("No process is under the cursor")
-            return
-        if process.run is None:
-            self._signaler.open(self, process.pid)
-            return
-        folder = self.gputrain_app.runs_dir / process.run
-        if not folder.is_dir():
-            self.gputrain_app.show_toast(
-                Problem("", f"{process.run} is not in {self.gputrain_app.runs_dir}", code="unknown-run")
-            )
-            return
-        self.gputrain_app.open_run(str(folder))
+        else:
+            self.open_process(process)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         if event.lines.id == "processes":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,16 @@ from rich.text import Text
 from textual.screen import Screen
 
 from engine.gpus.snapshot import GpuProcess
+from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.charts.history import MAX_SPAN, MIN_SPAN
+from tui.palette import MUTED
 from tui.phrases import holder_sentence
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import ChoiceDialog
 from tui.tables import fact_lines
-from tui.tables.processes import ORDERS
+from tui.tables.processes import ORDERS, GpuUse, process_lines
 from tui.widgets.lines import KeyedRow, Lines, escape_markup
 
 SIGNALS = (
@@ -155,6 +157,28 @@ class GpuProcessesScreen(GputrainScreen):
         orders = list(ORDERS)
         self.process_order = orders[(orders.index(self.process_order) + 1) % len(orders)]
         self.update_content()
+
+    def show_process_rows(self, uses: Sequence[GpuUse], title: str, empty: str) -> None:
+        """Show the processes in their table, which has the cursor on one of them."""
+        panel = self.query_one("#processes", Lines)
+        head, *texts = process_lines(uses, panel.text_width)
+        keys = [f"{gpu.index}/{process.pid}/{process.instance}" if process else f"{gpu.index}" for gpu, process in uses]
+        self._processes = {key: process for key, (_, process) in zip(keys, uses, strict=True) if process is not None}
+        self._signaler.remember(self._processes.values())
+        panel.set_titles(title, self.holder_title())
+        panel.set_rows([KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)], [head], Text(empty, MUTED))
+
+    def run_of(self, process: GpuProcess) -> RunRow | None:
+        """Return the live run in this folder that a process is a rank of."""
+        rows = self.gputrain_app.run_list_poller.rows or []
+        return next((row for row in rows if row.live and row.name == process.run), None)
+
+    def open_process(self, process: GpuProcess) -> None:
+        """Open the run of a process, or the process itself."""
+        if (run := self.run_of(process)) is not None:
+            self.gputrain_app.open_run(run.folder)
+        else:
+            self._signaler.open(self, process.pid)
 
     def holder_title(self) -> str:
         """Return the sentence about the process under the cursor, as markup."""

@@ -13,11 +13,10 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.containers import Container
+from textual.containers import Container, Horizontal
 from textual.markup import escape
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
-from engine.runs.run_row import RunRow
 from engine.show.readings import READINGS
 from engine.utils.errors import Problem
 from engine.utils.text import printable
@@ -31,10 +30,12 @@ from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.monitor_runs import MonitorRuns, RunMarks
 from tui.tables import fact_lines
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
-from tui.tables.processes import gpu_matches, list_gpu_processes, process_lines, process_matches
+from tui.tables.processes import gpu_matches, list_gpu_processes, process_matches
 from tui.widgets.lines import KeyedRow, Lines
 
 NAME = " gputrain  "
+# The second one is beside the first, with the second half of many GPUs.
+GPU_PANELS = ("gpus", "more-gpus")
 # Before the first snapshot, room is kept for as many GPUs.
 EXPECTED_GPUS = 8
 # What can be done without a GPU, by the key or the command that does it.
@@ -78,7 +79,9 @@ class MonitorScreen(GpuProcessesScreen):
 
     def compose_body(self) -> ComposeResult:
         with Body(id="body"):
-            yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
+            with Horizontal(id="gpu-panels"):
+                yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
+                yield Lines(selectable=True, id="more-gpus")
             yield Lines(selectable=True, id="processes")
             yield Lines(selectable=True, id="runs")
 
@@ -118,10 +121,11 @@ class MonitorScreen(GpuProcessesScreen):
         if layout == self._room or not body.height:
             return
         self._room = layout
-        for name in ("gpus", "processes", "runs"):
-            panel, height = self.query_one(f"#{name}"), getattr(layout, name)
+        for name, height in (("gpu-panels", layout.gpus), ("processes", layout.processes), ("runs", layout.runs)):
+            panel = self.query_one(f"#{name}")
             panel.display = height > 0
             panel.styles.height = max(height, 1)
+        self.query_one("#more-gpus").display = layout.gpu_columns > 1
         # The text widths of the panels follow in the next refresh.
         self.call_after_refresh(self.update_if_on_top)
 
@@ -158,16 +162,25 @@ class MonitorScreen(GpuProcessesScreen):
                     continue
                 first, *more = self._gpu_blocks.lines(gpu, picked=gpu_key(gpu) in picked)
                 rows.append(KeyedRow(gpu_key(gpu), first, tuple(more)))
+            per_panel = -(-len(snapshot.gpus) // self._room.gpu_columns)
+            self.query_one("#more-gpus", Lines).set_rows(rows[per_panel:], [self._gpu_blocks.header])
             free = sum(is_free(gpu) for gpu in snapshot.gpus)
             title = f"GPUs  [$success b]{free} free[/]" if free else "GPUs  none free"
             lines.set_titles(title, self._picked_title())
             empty = Text(self._no_match("GPUs", len(snapshot.gpus)), MUTED)
-            lines.set_rows(rows, [self._gpu_blocks.header], empty)
+            lines.set_rows(rows[:per_panel], [self._gpu_blocks.header], empty)
         else:
             lines.set_titles("GPUs")
         if snapshot is not None and not snapshot.gpus and lines.has_focus and not self._moved_focus_to_runs:
             self._moved_focus_to_runs = True
             self.query_one("#runs").focus()
+
+    def _focused_gpu(self) -> Gpu | None:
+        """Return the GPU under the cursor; None while another panel has the focus."""
+        focused = self.focused
+        if not isinstance(focused, Lines) or focused.id not in GPU_PANELS:
+            return None
+        return next((gpu for gpu in self._gpus if gpu_key(gpu) == focused.selected_key), None)
 
     def _picked_names(self) -> str:
         """Return the indices of the picked GPUs: `2, 3`."""
@@ -199,18 +212,13 @@ class MonitorScreen(GpuProcessesScreen):
         if self._is_shown(panel, self._snapshot, self.filter_text, self.process_order, panel.text_width):
             return
         processes = self._matching_processes()
-        head, *texts = process_lines(processes, panel.text_width)
-        keys = [f"{gpu.index}/{process.pid if process else ''}" for gpu, process in processes]
-        self._processes = {
-            key: process for key, (_, process) in zip(keys, processes, strict=True) if process is not None
-        }
-        self._signaler.remember(self._processes.values())
         known = sum(len(gpu.processes.value or ()) for gpu in self._gpus)
-        title = self._count_title("Processes", len(self._processes), known)
-        panel.set_titles(f"{title}, by {self.process_order}" if known > 1 else title, self.holder_title())
-        empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
-        rows = [KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)]
-        panel.set_rows(rows, [head], empty)
+        title = self._count_title("Processes", sum(process is not None for _, process in processes), known)
+        self.show_process_rows(
+            processes,
+            f"{title}, by {self.process_order}" if known > 1 else title,
+            self._no_match("processes", known) or "No process uses a GPU",
+        )
 
     def _show_runs(self) -> None:
         panel, poller, runs = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller, self._runs
@@ -241,7 +249,7 @@ class MonitorScreen(GpuProcessesScreen):
         if action == "back":
             return self.has_open_filter
         if action == "select":
-            return (focused == "gpus" and bool(self._gpus)) or (focused == "runs" and self._open_title() is not None)
+            return self._focused_gpu() is not None or (focused == "runs" and self._open_title() is not None)
         if action == "signal":
             return focused == "processes" and self._selected_process() is not None
         if action == "open":
@@ -264,16 +272,15 @@ class MonitorScreen(GpuProcessesScreen):
             return None
         if focused.id == "processes":
             selected = self._selected_process()
-            return None if selected is None else "open run" if self._run_of(selected) is not None else "open"
+            return None if selected is None else "open run" if self.run_of(selected) is not None else "open"
         if focused.id == "runs":
             row = self._runs.find(focused.selected_key)
             return None if row is None else "open sweep" if row.trials else "open run"
-        return "open GPU" if focused.id == "gpus" else None
+        return "open GPU" if focused.id in GPU_PANELS else None
 
     def action_select(self) -> None:
         """Select the GPU under the cursor, or the run."""
-        lines, runs, app = self.query_one("#gpus", Lines), self.query_one("#runs", Lines), self.gputrain_app
-        gpu = next((gpu for gpu in self._gpus if gpu_key(gpu) == lines.selected_key), None)
+        runs, app = self.query_one("#runs", Lines), self.gputrain_app
         if runs.has_focus and self._open_title() is None and runs.selected_key is not None:
             app.show_toast("This run waits for GPUs; it can be selected when it has started")
         elif runs.has_focus and runs.selected_key is not None:
@@ -281,7 +288,7 @@ class MonitorScreen(GpuProcessesScreen):
                 self._marks.toggle(self._runs.runs_of(row))
             self._show_runs()
             runs.action_move(1)
-        elif gpu is not None and lines.has_focus:
+        elif (gpu := self._focused_gpu()) is not None:
             app.picked_gpu_uuids ^= {gpu_key(gpu)}
             self._show_gpus()
         else:
@@ -301,7 +308,7 @@ class MonitorScreen(GpuProcessesScreen):
         self._open(event.lines, event.key)
 
     def _open(self, panel: Lines, key: str) -> None:
-        if panel.id == "gpus":
+        if panel.id in GPU_PANELS:
             self.gputrain_app.open_gpu(key)
         elif panel.id == "runs" and self._runs.is_waiting(key):
             self.gputrain_app.show_toast("This run waits for GPUs; it can be opened when it has started")
@@ -312,15 +319,7 @@ class MonitorScreen(GpuProcessesScreen):
             else:
                 self.gputrain_app.open_run(key)
         elif (selected := self._selected_process()) is not None:
-            if (run := self._run_of(selected)) is not None:
-                self.gputrain_app.open_run(run.folder)
-            else:
-                self._signaler.open(self, selected.pid)
-
-    def _run_of(self, process: GpuProcess) -> RunRow | None:
-        """Return the live run in this folder that a process is a rank of."""
-        rows = self.gputrain_app.run_list_poller.rows or []
-        return next((row for row in rows if row.live and row.name == process.run), None)
+            self.open_process(selected)
 
     def action_signal(self) -> None:
         if not self.query_one("#processes").has_focus:

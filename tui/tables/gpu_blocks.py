@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from rich.text import Text
 
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.show.readings import READINGS
-from engine.show.table import (
-    GAP,
-    Align,
-    Line,
-    Shorten,
-    Span,
-    cell_width,
-    fit,
-    line_width,
-    pad,
-    pad_line,
-    shorten,
-    shorten_line,
-)
+from engine.show.table import GAP, Align, Column, FittedTable, Line, Shorten, fit, line_text, pad, shorten
 from engine.utils.text import printable
 from tui.charts.history import DOTS_PER_COLUMN, GpuLoads, history_graph, shown_seconds, time_axis
 from tui.charts.meter import load_meter
@@ -32,7 +20,6 @@ from tui.phrases import (
     common_name,
     gpu_key,
     gpu_warnings,
-    is_free,
     kind_notes,
     pcie_link,
     reserved_text,
@@ -41,12 +28,11 @@ from tui.phrases import (
     users,
     users_text,
 )
-from tui.tables import styled
+from tui.tables import spans, styled
 from tui.tables.gpus import GpuRow, gpu_columns, silence, value_style
 
-INDEX_COLUMNS = 4
-# One line per GPU: from these widths, there are graphs of a sixth of the width, and meters.
-GRAPHS_MIN_WIDTH, METERS_MIN_WIDTH, GRAPH_SHARE = 72, 90, 6
+# One line per GPU: from this width, there are meters. The graph has at least a sixth of the width.
+METERS_MIN_WIDTH, GRAPH_SHARE = 90, 6
 LOAD_METER_SHARE, LIMIT_METER_SHARE = 14, 20
 MIN_GRAPH_COLUMNS, MIN_AXIS_COLUMNS = 8, 24
 # Several lines per GPU: from this width of the graphs, one of the memory is beside that of the load.
@@ -54,11 +40,6 @@ TWO_GRAPHS_MIN_COLUMNS = 72
 METERED = ("util", "memory_used", "power", "sm_active", "tensor_active", "dram_active")
 METER_LABEL_COLUMNS = 7
 PERCENT_COLUMNS = 4
-# Users, meters and further readings of a block.
-ZONES = 3
-
-Blocks = list[list[Line]]
-"""The lines of each GPU, all equally wide."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +51,14 @@ class GpuView:
     seconds: float
 
 
+@dataclass(frozen=True)
+class BlockLine(GpuRow):
+    """The line of this `number` of a GPU, from 0. Of a GPU with several lines, it has these `parts`."""
+
+    number: int = 0
+    parts: Mapping[str, Line] = field(default_factory=dict)
+
+
 class GpuBlocks:
     """The lines of each GPU of a snapshot, and their header. A GPU that does not answer has its last readings.
 
@@ -77,112 +66,76 @@ class GpuBlocks:
     """
 
     def __init__(self, snapshot: Snapshot, loads: GpuLoads, view: GpuView) -> None:
-        answers = [(gpu, loads.last_answer(gpu)) for gpu in snapshot.gpus]
-        room = view.width - INDEX_COLUMNS - len(GAP)
-        make_bodies = _one_line_each if view.lines == 1 else _several_lines_each
-        titles, body_width, bodies = make_bodies(snapshot, answers, view, room)
-        axis, graphs = _graphs(snapshot, loads, view, room - body_width - len(GAP))
-        titles = f"{pad('GPU', INDEX_COLUMNS, Align.RIGHT)}{GAP}{pad(titles, body_width)}{GAP}{axis}".rstrip()
-        self.header = Text(shorten(titles, view.width), MUTED, no_wrap=True, end="")
-        self._width = view.width
-        keys = [gpu_key(gpu) for gpu in snapshot.gpus]
-        self._parts = dict(zip(keys, zip(bodies, graphs, strict=True), strict=True))
+        self._last_answers = {gpu_key(gpu): loads.last_answer(gpu) for gpu in snapshot.gpus}
+        self._view, self._has_names = view, common_name(snapshot) is None
+        self._lines = {gpu_key(gpu): self._block(gpu) for gpu in snapshot.gpus}
+        shown = [line for lines in self._lines.values() for line in lines if line.parts or line.gpu.state == "ok"]
+        # The width of the graph is known when the other columns have theirs.
+        graph = Column[BlockLine](
+            "graph", " " * view.width, lambda _: "", width=max(view.width // GRAPH_SHARE, MIN_GRAPH_COLUMNS),
+            priority=7, flex=True,
+        )  # fmt: skip
+        table = fit([*self._columns(shown), graph], shown, view.width - len(MARK))
+        if table.columns[-1] is graph:
+            title, graphs = _graphs(snapshot, loads, view, table.widths[-1])
+            graph = dataclasses.replace(graph, title=title, cell=lambda line: graphs[gpu_key(line.gpu)][line.number])
+            table = dataclasses.replace(table, columns=(*table.columns[:-1], graph))
+        self._table: FittedTable[BlockLine] = table
+        self.header = Text(f" {line_text(table.header())}", MUTED, no_wrap=True, end="")
         self._made: dict[tuple[str, bool], tuple[Text, ...]] = {}
 
     def lines(self, gpu: Gpu, *, picked: bool) -> tuple[Text, ...]:
         """Return the lines of a GPU."""
-        key = (gpu_key(gpu), picked)
-        if key not in self._made:
-            self._made[key] = tuple(self._make(gpu, picked=picked))
-        return self._made[key]
+        key = gpu_key(gpu)
+        if (key, picked) not in self._made:
+            self._made[key, picked] = tuple(
+                styled(((MARK, ACCENT) if picked and not line.number else (" ", ""), *self._line(line)))
+                for line in self._lines[key]
+            )
+        return self._made[key, picked]
 
-    def _make(self, gpu: Gpu, *, picked: bool) -> Iterator[Text]:
-        style = ACCENT if picked else FREE if is_free(gpu) else STRONG
-        # A blank has no style: a cursor of reversed colors would show it.
-        mark = (f"{MARK} ", ACCENT) if picked else ("  ", "")
-        start: Line = (mark, (pad(str(gpu.index), INDEX_COLUMNS - 2, Align.RIGHT), style))
-        for body, graph in zip(*self._parts[gpu_key(gpu)], strict=True):
-            line = styled((*start, (GAP, ""), *body, (GAP, ""))).append_text(graph)
-            if not graph:
-                line.truncate(self._width)
-            yield line
-            start = ((" " * INDEX_COLUMNS, ""),)
+    def _line(self, line: BlockLine) -> Line:
+        is_silent = not line.parts and line.gpu.state != "ok" and self._view.lines == 1
+        return self._table.line(line, silence(line.gpu, self._last_answers[gpu_key(line.gpu)]) if is_silent else None)
 
+    def _columns(self, lines: list[BlockLine]) -> list[Column[BlockLine]]:
+        """Return the columns before the graph."""
+        width = self._view.width
+        meters = (width // LOAD_METER_SHARE, width // LIMIT_METER_SHARE) if width >= METERS_MIN_WIDTH else (0, 0)
+        index, name, *readings = gpu_columns(lines, width, meters)
+        index = dataclasses.replace(index, style=lambda line: FREE if line.is_free else STRONG)
+        if self._view.lines == 1:
+            return [index, name, *readings] if self._has_names else [index, *readings]
 
-Answers = Sequence[tuple[Gpu, Gpu | None]]
-"""Each GPU with its last answer, None if it never answered."""
+        def part(key: str, title: str = "", width: int = 0, *, flex: bool = False) -> Column[BlockLine]:
+            return Column(key, title, lambda line: line.parts.get(key, ()), width=width, priority=9, flex=flex)
 
+        return [index, part("users", "used by", self._users_columns), part("meters"), part("facts", flex=True)]
 
-def _one_line_each(snapshot: Snapshot, answers: Answers, view: GpuView, room: int) -> tuple[str, int, Blocks]:
-    """Return the titles, the width of the lines, and the line of each GPU."""
-    rows = [GpuRow(str(gpu.index), gpu) for gpu in snapshot.gpus]
-    answered = [row for row in rows if row.gpu.state == "ok"]
-    meters = (0, 0)
-    if view.width >= METERS_MIN_WIDTH:
-        meters = (view.width // LOAD_METER_SHARE, view.width // LIMIT_METER_SHARE)
-    graph = view.width // GRAPH_SHARE + len(GAP) if view.width >= GRAPHS_MIN_WIDTH else 0
-    hidden = {"gpu"} if common_name(snapshot) is None else {"gpu", "name"}
-    columns = [column for column in gpu_columns(answered, view.width, meters) if column.key not in hidden]
-    table = fit(columns, answered, room - graph)
-    width = sum(table.widths) + len(GAP) * (len(table.widths) - 1)
-    blocks = []
-    for row, (gpu, last) in zip(rows, answers, strict=True):
-        line = table.line(row, None if gpu.state == "ok" else silence(gpu, last))
-        blocks.append([pad_line(line, width)])
-    return "".join(text for text, _ in table.header()), width, blocks
+    @property
+    def _users_columns(self) -> int:
+        return min(max(self._view.width // 7, 18), 30)
 
-
-def _several_lines_each(snapshot: Snapshot, answers: Answers, view: GpuView, room: int) -> tuple[str, int, Blocks]:
-    """Return the titles, the width of the lines, and as lines of each GPU its users, its meters and further readings
-    side by side."""
-    has_names = common_name(snapshot) is None
-    who_columns = min(max(view.width // 7, 18), 30)
-    meter_columns = min(max(view.width // 8, 8), 28)
-    parts: list[list[list[Line]] | None] = []
-    for gpu, last in answers:
-        if gpu.state != "ok" and last is None:
-            parts.append(None)
-            continue
-        known = GpuRow("", last or gpu)
-        who = _who_lines(known, who_columns, has_name=has_names)
-        zones = [who, _meter_lines(known, meter_columns, view.lines), _fact_lines(known, view.lines)]
+    def _block(self, gpu: Gpu) -> list[BlockLine]:
+        """Return the lines of a GPU: of several, with its users, its meters and further readings side by side."""
+        count, label = self._view.lines, str(gpu.index)
+        if count == 1:
+            return [BlockLine(label, gpu)]
+        known = GpuRow(label, self._last_answers[gpu_key(gpu)] or gpu)
+        meter_columns = min(max(self._view.width // 8, 8), 28)
+        parts = {
+            "users": _user_lines(known, self._users_columns, has_name=self._has_names),
+            "meters": _meter_lines(known, meter_columns, count),
+            "facts": _fact_lines(known, count),
+        }
         if gpu.state != "ok":
-            who.insert(1, ((shorten(silence_reason(gpu), who_columns, Shorten.MIDDLE), BAD),))
-            zones = [[_faded(line) for line in lines] for lines in zones]
-        parts.append(zones)
-    measured = [None if zones is None else [_measured(lines[: view.lines]) for lines in zones] for zones in parts]
-    widths = [
-        max((width for zones in measured if zones for _, width in zones[zone]), default=0) for zone in range(ZONES)
-    ]
-    gaps = (ZONES - 1) * len(GAP)
-    widths[-1] = max(min(widths[-1], room - sum(widths[:-1]) - gaps), 0)
-    blocks: Blocks = []
-    for (gpu, _), measured_zones in zip(answers, measured, strict=True):
-        if measured_zones is None:
-            blocks.append([shorten_line(silence(gpu)[1], room), *[()] * (view.lines - 1)])
-        else:
-            padded = [[*lines, *[((), 0)] * (view.lines - len(lines))] for lines in measured_zones]
-            blocks.append([_side_by_side(cells, widths) for cells in zip(*padded, strict=True)])
-    title, total = "used by", sum(widths) + gaps
-    if total < cell_width(title) or None in measured:
-        total = max(cell_width(title), total, *(line_width(line) for lines in blocks for line in lines))
-        blocks = [[pad_line(line, total) for line in lines] for lines in blocks]
-    return title, total, blocks
-
-
-def _measured(lines: Sequence[Line]) -> list[tuple[Line, int]]:
-    """Return the lines with their widths."""
-    return [(line, line_width(line)) for line in lines]
-
-
-def _side_by_side(cells: Sequence[tuple[Line, int]], widths: Sequence[int]) -> Line:
-    """Join lines, given with their widths, in columns of `widths`."""
-    spans: list[Span] = []
-    for (line, measured), width in zip(cells, widths, strict=True):
-        if spans:
-            spans.append((GAP, ""))
-        spans += (*line, (" " * (width - measured), "")) if measured <= width else pad_line(line, width)
-    return tuple(spans)
+            parts["users"].insert(1, ((shorten(silence_reason(gpu), self._users_columns, Shorten.MIDDLE), BAD),))
+            parts = {key: [_faded(line) for line in lines] for key, lines in parts.items()}
+        return [
+            BlockLine("" if number else label, gpu, number,
+                      {key: lines[number] for key, lines in parts.items() if number < len(lines)})
+            for number in range(count)
+        ]  # fmt: skip
 
 
 def _faded(line: Line) -> Line:
@@ -190,7 +143,7 @@ def _faded(line: Line) -> Line:
     return tuple((text, style if style in (TRACK, BAD) else MUTED) for text, style in line)
 
 
-def _who_lines(row: GpuRow, width: int, *, has_name: bool) -> list[Line]:
+def _user_lines(row: GpuRow, width: int, *, has_name: bool) -> list[Line]:
     gpu = row.gpu
     names = [] if row.is_free else users(gpu)
     lines = [(name, FREE if row.is_free else "") for name in names or [users_text(gpu)]]
@@ -204,7 +157,9 @@ def _who_lines(row: GpuRow, width: int, *, has_name: bool) -> list[Line]:
         for process in gpu.processes.value or ()
         if process.run or process.kind == "compute"
     )
-    shown: list[Line] = [((shorten(text, width, Shorten.MIDDLE), style),) for text, style in lines]
+    shown: list[Line] = [
+        ((shorten(text, width, Shorten.END if style == WARNING else Shorten.MIDDLE), style),) for text, style in lines
+    ]
     return shown + [((shorten(printable(detail), width), MUTED),) for detail in details if detail]
 
 
@@ -240,23 +195,24 @@ def _fact_lines(row: GpuRow, lines: int) -> list[Line]:
     return [cooling, fact("sm_clock"), link, fact("performance_state"), fact("nvlinks")]
 
 
-def _graphs(snapshot: Snapshot, loads: GpuLoads, view: GpuView, columns: int) -> tuple[str, list[list[Text]]]:
-    """Return the time axis, and the graphs of the past of each GPU."""
-    if columns < MIN_GRAPH_COLUMNS:
-        return "", [[Text()] * view.lines for _ in snapshot.gpus]
+def _graphs(snapshot: Snapshot, loads: GpuLoads, view: GpuView, columns: int) -> tuple[str, dict[str, list[Line]]]:
+    """Return the time axis, and the lines of the graphs of the past of each GPU."""
     two = view.lines > 1 and columns >= TWO_GRAPHS_MIN_COLUMNS
     metrics = ("util", "memory_used") if two else ("util",)
     each = (columns - len(GAP) * (len(metrics) - 1)) // len(metrics)
     values = each * DOTS_PER_COLUMN
     axes = [_axis(READINGS[key].label if two else "", view.seconds, each) for key in metrics]
-    blocks = []
+    found = {}
     for gpu in snapshot.gpus:
         graphs = [
             history_graph(loads.columns(gpu.uuid, metric, view.seconds, values, snapshot.time), view.lines)
             for metric in metrics
         ]
-        blocks.append([Text(GAP).join(parts) if two else parts[0] for parts in zip(*graphs, strict=True)])
-    return GAP.join(axes), blocks
+        found[gpu_key(gpu)] = [
+            tuple(span for part in parts for span in ((GAP, ""), *spans(part)))[1:]
+            for parts in zip(*graphs, strict=True)
+        ]
+    return GAP.join(axes), found
 
 
 def _axis(label: str, seconds: float, columns: int) -> str:

@@ -35,9 +35,9 @@ from tui.tables import styled
 LEVEL_STYLES = {Level.NORMAL: "", Level.WARNING: WARNING, Level.BAD: BAD}
 FIRST_READING = "util"
 """Key of the column from which on words replace the readings of a GPU that does not answer."""
-MIN_USED_BY_COLUMNS, MIN_WARNING_COLUMNS = 13, 12
-# Who uses a GPU matters more than its rarer readings, up to this width.
-MAX_KEPT_USED_BY_COLUMNS = 32
+MIN_USED_BY_COLUMNS, MIN_WARNING_COLUMNS = 13, 14
+# Who uses a GPU matters more than its rarer readings, up to these widths, as `fashion-17 rank 0`.
+KEPT_USED_BY_COLUMNS, WIDE_KEPT_USED_BY_COLUMNS = 17, 32
 WIDE_MIN_WIDTH, SHORT_NAME_COLUMNS, MAX_NAME_COLUMNS = 100, 12, 24
 
 Row = TypeVar("Row")
@@ -65,6 +65,9 @@ class GpuRow:
         return None if limit is None else self.gpu.value(limit)
 
 
+AnyGpuRow = TypeVar("AnyGpuRow", bound=GpuRow)
+
+
 def value_style(row: GpuRow, key: str) -> str:
     """Return the style of a value: that of its level, else muted if it is unknown or nothing uses the GPU."""
     value = row.value(key)
@@ -73,8 +76,8 @@ def value_style(row: GpuRow, key: str) -> str:
 
 
 def gpu_columns(
-    rows: Sequence[GpuRow], width: int, meters: tuple[int, int] = (0, 0), *, details: bool = False
-) -> list[Column[GpuRow]]:
+    rows: Sequence[AnyGpuRow], width: int, meters: tuple[int, int] = (0, 0), *, details: bool = False
+) -> list[Column[AnyGpuRow]]:
     """Return the columns of a table of this width.
 
     `meters` are the cells of the meters of the load, and of memory and power; `details` adds rarer readings.
@@ -82,12 +85,14 @@ def gpu_columns(
     load, small = meters
     name_width = MAX_NAME_COLUMNS if width >= WIDE_MIN_WIDTH else SHORT_NAME_COLUMNS
 
-    def reading(key: str, priority: int, meter: int = 0, width: int = 0) -> Column[GpuRow]:
-        return reading_column(key, rows, GpuRow.value, meter, priority, width, lambda row: row.is_free)
+    def reading(key: str, priority: int, meter: int = 0, width: int = 0) -> Column[AnyGpuRow]:
+        return reading_column(
+            key, rows, lambda row, name: row.value(name), meter, priority, width, lambda row: row.is_free
+        )
 
     columns = [
-        Column[GpuRow]("gpu", "GPU", lambda row: row.label, Align.RIGHT, width=3, priority=9),
-        Column[GpuRow]("name", "name", row_name, max_width=name_width, priority=5, shorten=Shorten.MIDDLE),
+        Column[AnyGpuRow]("gpu", "GPU", lambda row: row.label, Align.RIGHT, width=3, priority=9),
+        Column[AnyGpuRow]("name", "name", row_name, max_width=name_width, priority=5, shorten=Shorten.MIDDLE),
         reading("util", 9, load),
         reading("sm_active", 4, width=4),
         reading("tensor_active", 3),
@@ -98,13 +103,11 @@ def gpu_columns(
     if details:
         columns += [reading(key, 1) for key in ("dram_active", "sm_clock", "fan", "performance_state")]
         columns.append(Column("pcie", "PCIe", lambda row: pcie_link(row.gpu), Align.RIGHT, priority=1))
-    used_by = Column[GpuRow](
-        "used_by", "used by", used_by_cell, width=MIN_USED_BY_COLUMNS, priority=9, flex=True, shorten=Shorten.MIDDLE
-    )
-    if details and width >= WIDE_MIN_WIDTH:
-        widest = max((line_width(used_by.spans(row)) for row in rows), default=0)
-        used_by = dataclasses.replace(used_by, width=max(min(widest, MAX_KEPT_USED_BY_COLUMNS), MIN_USED_BY_COLUMNS))
-    warning = Column[GpuRow](
+    used_by = Column[AnyGpuRow]("used_by", "used by", used_by_cell, priority=9, flex=True, shorten=Shorten.MIDDLE)
+    widest = max((line_width(used_by.spans(row)) for row in rows), default=0)
+    kept = WIDE_KEPT_USED_BY_COLUMNS if details and width >= WIDE_MIN_WIDTH else KEPT_USED_BY_COLUMNS
+    used_by = dataclasses.replace(used_by, width=max(min(widest, kept), MIN_USED_BY_COLUMNS))
+    warning = Column[AnyGpuRow](
         "warning", "warning", lambda row: "  ".join(gpu_warnings(row.gpu)), width=MIN_WARNING_COLUMNS, priority=9,
         flex=True, optional=True, style=WARNING,
     )  # fmt: skip

@@ -178,7 +178,7 @@ def waiting_line(row: QueueRow, name_width: int) -> Text:
     """Return the line of a waiting run on the monitor, in a list whose names have this width."""
     name = pad(printable(row.name), name_width, mode=Shorten.MIDDLE)
     sign, style = STATE_STYLES[RowState.WAITING]
-    return Text.assemble((f"{sign} ", style), f"{name}  ", (wait_message(row), MUTED), no_wrap=True, end="")
+    return Text.assemble((f" {sign} ", style), f"{name}  ", (wait_message(row), MUTED), no_wrap=True, end="")
 
 
 def wait_message(row: QueueRow) -> str:

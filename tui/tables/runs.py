@@ -167,7 +167,7 @@ def run_list_line(table: FittedTable[RunRow], row: RunRow) -> Line:
     return table.line(row, (NOTE_KEY, ((note(row), WARNING if row.foreign else MUTED),)))
 
 
-def _name_cell(row: RunRow, is_marked: RowTest, is_opened: RowTest) -> Line:
+def _name_cell(row: RunRow, is_marked: RowTest, is_opened: RowTest = lambda row: False) -> Line:
     """Return mark, state and name. The sign before the name marks a run that other users can change, or a sweep."""
     marked = is_marked(row)
     if row.trials and not row.foreign:
@@ -221,8 +221,8 @@ def fit_monitor_list(
     meter_columns = METER_COLUMNS if width >= METER_MIN_WIDTH else 0
     measured = rows[:: max(len(rows) // MAX_MEASURED_MONITOR_RUNS, 1)]
     columns = [
-        Column("name", "", partial(_monitor_name, is_marked=is_marked), width=2 + name_width, max_width=2 + name_width,
-               shorten=Shorten.MIDDLE),
+        Column("name", "", partial(_name_cell, is_marked=is_marked), width=SIGN_COLUMNS + name_width,
+               max_width=SIGN_COLUMNS + name_width, shorten=Shorten.MIDDLE),
         Column("progress", "", partial(_progress_cell, meter_columns=meter_columns),
                width=meter_columns + STATE_COLUMNS),
         Column("epochs", "", epochs_text, width=EPOCHS_COLUMNS),
@@ -260,13 +260,6 @@ def monitor_line(table: FittedTable[RunRow], row: RunRow) -> Line:
     notes = ((row.foreign or "", WARNING), (result_text(row) if has_note else "", MUTED))
     known = [((printable(text), style), (GAP, "")) for text, style in notes if text]
     return table.line(row, ("note", tuple(span for pair in known for span in pair)[:-1]))
-
-
-def _monitor_name(row: RunRow, is_marked: RowTest) -> Line:
-    sign, style = state_symbol(row.shown_state)
-    marked = is_marked(row)
-    second = (MARK, ACCENT) if marked else (FOLD_SIGNS[False] if row.trials else " ", MUTED)
-    return (sign, style), second, (row.name, MUTED if row.foreign else ACCENT if marked else "")
 
 
 def _progress_cell(row: RunRow, meter_columns: int) -> Line:

@@ -121,7 +121,7 @@ def test_monitor_shows_sweep_as_one_row_that_opens_it_and_is_marked_as_its_trial
         assert "Runs  9" in shown and "▸night " in shown and "night-00" not in shown
         await press(pilot, "space")
         assert sorted(Path(key).name for key in pilot.app.marked_runs) == [f"night-00{number}" for number in range(9)]
-        assert "9 selected" in visible_text(pilot, "#runs") and "◆night " in visible_text(pilot, "#runs")
+        assert "9 selected" in visible_text(pilot, "#runs") and "▸night " in visible_text(pilot, "#runs")
         assert "c compare" in visible_text(pilot, "Keys")
         await press(pilot, "c")
         assert isinstance(pilot.app.screen, CompareScreen)

@@ -85,5 +85,5 @@ def test_is_free_is_false_if_processes_are_unknown() -> None:
 def test_notes_say_throttle_reasons_in_words_once() -> None:
     reasons = ["idle", "thermal", "hardware thermal", "power cap"]
     gpu = with_readings(demo_snapshot(FROZEN_NOW).gpus[0], throttle=reasons)
-    assert gpu_warnings(gpu) == ["slowed: heat, power limit"]
+    assert gpu_warnings(gpu) == ["slowed: heat, power"]
     assert gpu_warnings(with_readings(gpu, throttle=["idle"], ecc_uncorrected=2)) == ["2 ECC errors"]

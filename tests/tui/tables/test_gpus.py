@@ -30,8 +30,8 @@ def test_gpu_lines_show_readings_and_users_of_each_mig_instance(loaded_gpu_host:
     )
     lines = [line.plain.split() for line in gpu_lines(sample_gpus(), 80, instances=True)[1:]]
     assert [line[0] for line in lines] == ["0", "0:1", "0:2", "1"]
-    assert lines[1][1:] == ["MIG", "1g.10gb", "–", "3%", "1%", "0.0/9.5", "–/–", "–", "free"]
-    assert lines[2][1:6] == ["MIG", "1g.10gb", "–", "80%", "50%"]
+    assert lines[1][1:] == ["MIG", "1g.10gb", "–", "3%", "0.0/9.5", "–/–", "–", "free"]
+    assert lines[2][1:5] == ["MIG", "1g.10gb", "–", "80%"]
     assert lines[2][-2:] == ["pid", str(UNKNOWN_PID)]
 
 

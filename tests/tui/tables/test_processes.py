@@ -29,7 +29,8 @@ def test_process_line_has_run_time_and_program_without_its_folder() -> None:
     holder = make_holder(9, "ana", "/opt/env/bin/python train.py", 1, 0.0, run_time=Measurement(7200.0, FROZEN_NOW))
     header, line = (text.plain for text in process_lines([(SNAPSHOT.gpus[0], holder)], 100))
     assert "run time" in header and "2 h" in line and line.rstrip().endswith("  python train.py")
-    assert "run time" not in process_lines(list_gpu_processes(SNAPSHOT), 100)[0].plain
+    unknown = replace(holder, run_time=Measurement(None, FROZEN_NOW, "not recorded"))
+    assert "run time" not in process_lines([(SNAPSHOT.gpus[0], unknown)], 100)[0].plain
 
 
 def test_filter_finds_gpus_by_index_user_and_command() -> None:
@@ -39,9 +40,9 @@ def test_filter_finds_gpus_by_index_user_and_command() -> None:
     assert found("serve.py") == [0] and found("carol") == [6] and 2 in found("free") and found("nobody-here") == []
 
 
-@pytest.mark.parametrize("width", [76, 80, 120, 160])
+@pytest.mark.parametrize("width", [57, 76, 80, 120, 160])
 def test_warning_of_a_gpu_never_hides_who_uses_it(width: int) -> None:
-    slowed = replace(SNAPSHOT.gpus[4], throttle=Measurement(("heat", "power limit"), FROZEN_NOW))
-    snapshot = replace(SNAPSHOT, gpus=(*SNAPSHOT.gpus[:4], slowed))
+    slowed = replace(SNAPSHOT.gpus[1], throttle=Measurement(("thermal", "hardware slowdown"), FROZEN_NOW))
+    snapshot = replace(SNAPSHOT, gpus=(SNAPSHOT.gpus[0], slowed, *SNAPSHOT.gpus[2:]))
     [line] = GpuBlocks(snapshot, GpuLoads(), GpuView(width, 1, 600.0)).lines(slowed, picked=False)
-    assert "bob" in line.plain and "slowed: heat" in line.plain
+    assert "61.0/79.6" in line.plain and "fashion-17 rank 1" in line.plain and "slowed: heat" in line.plain

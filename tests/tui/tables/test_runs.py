@@ -109,10 +109,10 @@ def monitor_text(row: RunRow, *, marked: bool = False) -> str:
 
 def test_live_run_that_cannot_record_says_so_on_the_monitor() -> None:
     message = "no news for 12s: the disk is full; the run goes on, and stop works"
-    assert monitor_text(make_row("a-run", "running", message=message)) == f"● a-run     {message}"
+    assert monitor_text(make_row("a-run", "running", message=message)) == f" ● a-run     {message}"
 
 
 def test_line_of_live_sweep_counts_its_trials_and_shows_the_best_accuracy() -> None:
     row = make_row("night", "running", best_val_accuracy=0.95, message="2 running, 5 finished", trials=7)
-    assert monitor_text(row) == "●▸night     2 running, 5 finished  best val acc 0.9500"
-    assert monitor_text(row, marked=True).startswith("●◆night ")
+    assert monitor_text(row) == " ●▸night     2 running, 5 finished  best val acc 0.9500"
+    assert monitor_text(row, marked=True).startswith("◆●▸night ")
