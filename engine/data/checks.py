@@ -7,23 +7,25 @@ Preflight, the form, `gputrain data` and every rank call it. The order of the im
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.tasks import task_facts
 from engine.config.training_sections import BUILTIN_MODELS
 from engine.config.user_code import is_user_code
 from engine.data.sampler import DistributedBatchSampler, Part
-from engine.data.sources.base import EncodedSource, ImageSource
+from engine.data.sources.base import EncodedSource, ImageSource, Labels
 from engine.data.sources.image import open_image
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, raise_if_any
 from engine.utils.text import list_names
 
+ALLOW_EMPTY = "data.allow_empty=true"
 # Share of the training images that drop_last may drop in each epoch without a warning.
 MAX_DROPPED_SHARE = 0.1
 # Training images of the largest class per image of the smallest one, from which on they are reported.
@@ -99,7 +101,12 @@ def sampler_warnings(sampler: DistributedBatchSampler) -> list[Problem]:
 
 def check_source(config: Config, source: ImageSource, sampler: DistributedBatchSampler) -> None:
     """Check the classes, channels and number of images of a source. Raises UsageError if they contradict the config."""
-    data, problems = config.data, []
+    data, problems = config.data, list[Problem]()
+    if len(source.classes) < 2 and config.task.name != "regression":
+        reason = f"the training images have no two different {task_facts(config).outputs}"
+        problems.append(Problem("data", reason, "add images of others", code="too-few-classes"))
+    elif not _keeps_empty_classes(config):
+        problems += empty_class_problems(source.classes, source.get_labels("train"), source.skipped)
     if data.num_classes is not None and data.num_classes != len(source.classes):
         problems.append(
             Problem(
@@ -124,8 +131,7 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
             )
     if source.format.is_float:
         problems += _float_image_problems(config)
-    if problems:
-        raise UsageError(problems)
+    raise_if_any(problems)
 
 
 def _float_image_problems(config: Config) -> list[Problem]:
@@ -144,19 +150,20 @@ def _float_image_problems(config: Config) -> list[Problem]:
     ]
 
 
-def empty_class_warnings(source: ImageSource) -> list[Problem]:
-    """Return a warning if classes or labels have no training image."""
-    empty = [source.classes[label] for label in np.flatnonzero(class_counts(source) == 0)]
-    if not empty:
-        return []
-    subject = "a class has" if len(empty) == 1 else f"{len(empty)} classes have"
-    return [
-        Problem(
-            "data",
-            f"{subject} no training image and cannot be learned: {list_names(empty)}",
-            code="empty-class",
-        )
-    ]
+def empty_class_problems(classes: Sequence[str], labels: Labels, skipped: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problem of classes or labels without a training image, whose `labels` are given."""
+    empty = [classes[label] for label in np.flatnonzero(_count_labels(labels, len(classes)) == 0).tolist()]
+    if empty:
+        subject = "a class has" if len(empty) == 1 else f"{len(empty)} classes have"
+        files = f" (skipped: {list_names(skipped)})" if skipped else ""
+        reason = f"{subject} no training image and cannot be learned: {list_names(empty)}{files}"
+        yield Problem("data", reason, f"add images, or keep empty classes with {ALLOW_EMPTY}", code="empty-class")
+
+
+def _keeps_empty_classes(config: Config) -> bool:
+    """Whether a class without a training image is no mistake that ends the run, but a warning."""
+    data = config.data
+    return data.allow_empty or data.dataset not in ENCODED_DATASETS or config.task.name != "classification"
 
 
 def _unvalidated_class_warnings(source: ImageSource) -> Iterator[Problem]:
@@ -205,7 +212,9 @@ def dataset_warnings(config: Config, source: ImageSource) -> list[Problem]:
     warnings = list(source.warnings)
     # Random labels of generated images may miss a class.
     if config.data.dataset != "fake":
-        warnings += empty_class_warnings(source)
+        if _keeps_empty_classes(config):
+            empty = empty_class_problems(source.classes, source.get_labels("train"), source.skipped)
+            warnings += (replace(problem, advice="") for problem in empty)
         warnings += _unvalidated_class_warnings(source)
         warnings += [*_similar_class_warnings(source), *_imbalance_warnings(config, source)]
     return [*warnings, *small_image_warnings(config, source)]
@@ -221,10 +230,13 @@ def class_counts(source: ImageSource, part: Part = "train") -> NDArray[np.int64]
     """Return the number of images of each class or label in a part, int64 of shape (num_classes,).
 
     It is empty for targets that are numbers."""
-    labels = source.get_labels(part)
+    return _count_labels(source.get_labels(part), len(source.classes))
+
+
+def _count_labels(labels: Labels, num_classes: int) -> NDArray[np.int64]:
     if labels.dtype.kind == "f":
         return np.empty(0, np.int64)
-    return np.bincount(labels, minlength=len(source.classes)) if labels.ndim == 1 else labels.sum(0, np.int64)
+    return np.bincount(labels, minlength=num_classes) if labels.ndim == 1 else labels.sum(0, np.int64)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from typing import Annotated
 from PIL import Image
 
 from engine.config.data_sections import CSV_SUFFIXES
+from engine.data.checks import ALLOW_EMPTY, empty_class_problems
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, scan_folder
+from engine.data.sources.folder import FolderScan, scan_folder
 from engine.data.sources.image import (
     convert_mode,
     named_image,
@@ -34,7 +35,7 @@ from engine.data.sources.image import (
 from engine.data.sources.tar_index import IMAGE_EXTENSIONS
 from engine.data.sources.webdataset import CLASS_FILES, parse_class_names
 from engine.utils.codec import Meta, Record
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.files import is_folder
 from engine.utils.host import available_cores
 from engine.utils.threads import CancellingPool, map_ahead
@@ -110,8 +111,10 @@ def scan_for_pack(request: PackRequest) -> FolderScan:
         reason = f"{request.folder} has labels, and shards are written from a folder with one subfolder per class"
         raise UsageError.one("FOLDER", reason, "train on the file itself", code="not-supported")
     try:
-        scan = scan_folder(request.folder, allow_empty=request.allow_empty)
+        scan = scan_folder(request.folder)
         _class_file(scan.classes)
+        if not request.allow_empty:
+            raise_if_any([*empty_class_problems(scan.classes, scan.labels["train"], scan.skipped)])
     except UsageError as error:
         raise UsageError([_without_keys(problem) for problem in error.problems]) from error
     paths = {part: scan.paths[part] for part in PARTS if part in scan.paths}

@@ -18,7 +18,6 @@ from engine.config.schema import Config
 from engine.data.sampler import Part
 from engine.data.sources.csv_table import TARGET_READERS, LabelTable, Targets, folded, read_table, shown
 from engine.data.sources.folder import (
-    ALLOW_EMPTY,
     FolderScan,
     FolderSource,
     check_images,
@@ -104,7 +103,7 @@ def open_csv(config: Config) -> FolderSource:
         paths, skipped = _find_files(rows, data)
         kept, repeated = _without_repeated_rows(rows, paths)
         skipped = [*(f"column {name} (not used)" for name in rows.unused), *skipped, *repeated]
-        scan = _scan(rows, paths, kept, skipped, data)
+        scan = _scan(rows, paths, kept, skipped)
     return open_scan(scan, root, data, config.run.seed)
 
 
@@ -207,7 +206,7 @@ def _without_repeated_rows(rows: _Rows, paths: list[str]) -> tuple[list[int], li
     return list(first.values()), repeated
 
 
-def _scan(rows: _Rows, paths: list[str], kept: list[int], skipped: list[str], data: DataConfig) -> FolderScan:
+def _scan(rows: _Rows, paths: list[str], kept: list[int], skipped: list[str]) -> FolderScan:
     """Return the readable images of the kept rows. Raises UsageError."""
     names, values = rows.targets.names, rows.targets.values
     classes = values if values.ndim == 1 else np.zeros(len(values), np.int64)
@@ -228,12 +227,6 @@ def _scan(rows: _Rows, paths: list[str], kept: list[int], skipped: list[str], da
         facts = np.array([readable[files[row]] for row in of_part], np.int64).reshape(-1, 4)
         scan.paths[part], scan.labels[part] = [paths[row] for row in of_part], values[of_part]
         scan.sizes[part], scan.digests[part] = facts[:, 0], facts[:, 3]
-    if values.ndim == 1 and scan.paths["train"] and not data.allow_empty:
-        counts = np.bincount(scan.labels["train"], minlength=len(names))
-        if empty := [name for name, count in zip(names, counts, strict=True) if count == 0]:
-            reason = f"{rows.table.path} names no readable training image of {list_names(empty)}"
-            advice = f"add images, delete the lines, or keep the classes with {ALLOW_EMPTY}"
-            problems.append(Problem("data.path", reason, advice, code="empty-class"))
     raise_if_any(problems)
     warnings = tuple(repeated_image_warnings(scan.paths, scan.digests))
     return replace(scan, skipped=tuple(skipped), warnings=warnings)

@@ -164,9 +164,6 @@ def read_classes(
     if len(numbers) == len(names) and (len(names) > len(cells) / 2 or not all(map(float.is_integer, numbers))):
         advice = "predict numbers with --task regression"
         raise table.error([], f"{column} looks like numbers, such as {names[0]}", advice)
-    if len(names) < 2:
-        reason = f"all training images have the {column} {names[0]}"
-        raise table.error([], reason, "add images of another class", code="too-few-classes")
     index = {name: label for label, name in enumerate(names)}
     table.refuse_cells(column, lambda cell: cell not in index, UNKNOWN_ADVICE)
     return Targets(names, np.array([index[cell] for cell in cells], np.int64), columns)
@@ -198,9 +195,6 @@ def _read_label_lists(table: LabelTable, columns: tuple[str, ...], is_training: 
     parts = [[part.strip(" []'\"") for part in cell.split(separator)] for cell in cells]
     rows = [{part for part in row if not _is_missing(part)} for row in parts]
     names = tuple(sorted(set[str]().union(*(row for row, is_one in zip(rows, is_training, strict=True) if is_one))))
-    if len(names) < 2:
-        reason = f"the training images have no two different {columns[0]}"
-        raise table.error([], reason, "add images with other labels", code="too-few-classes")
     index = {name: label for label, name in enumerate(names)}
     if unknown := [row for row, labels in enumerate(rows) if not labels <= index.keys()]:
         reason = f"{columns[0]} has {shown(min(rows[unknown[0]] - index.keys()))!r}"

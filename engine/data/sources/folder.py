@@ -38,13 +38,12 @@ from engine.data.sources.image import (
     rotate_upright,
 )
 from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, find_user_record, write_user_record
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.files import cache_folder
 from engine.utils.text import list_names
 from engine.utils.threads import CancellingPool
 
 DEFAULT_IMAGE_SIZE = 224
-ALLOW_EMPTY = "data.allow_empty=true"
 # The record of readable images takes about 190 bytes per image.
 MAX_RECORD_BYTES = 1 << 28
 # ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
@@ -119,7 +118,7 @@ class FolderSource(FolderScan, EncodedSource):
 def open_folder(data: DataConfig, seed: int) -> FolderSource:
     """Scan a folder and split it into training and validation images. Raises UsageError with every problem found."""
     root = Path(str(data.path))
-    return open_scan(scan_folder(root, allow_empty=data.allow_empty), root, data, seed)
+    return open_scan(scan_folder(root), root, data, seed)
 
 
 def open_scan(scan: FolderScan, root: Path, data: DataConfig, seed: int) -> FolderSource:
@@ -165,10 +164,10 @@ def encoded_format(data: DataConfig) -> ImageFormat:
     return format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
 
 
-def scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
-    """Find the readable images of a folder. Raises UsageError with every problem found, among them empty classes."""
+def scan_folder(root: Path) -> FolderScan:
+    """Find the readable images of a folder. Raises UsageError with every problem found."""
     with usage_error_on_os_error(root):
-        return _scan_folder(root, allow_empty=allow_empty)
+        return _scan_folder(root)
 
 
 def class_names(data: DataConfig) -> tuple[str, ...]:
@@ -188,7 +187,7 @@ def usage_error_on_os_error(root: Path) -> Iterator[None]:
         raise UsageError.one("data.path", f"{path} cannot be read: {error.strerror}", code="not-readable") from error
 
 
-def _scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
+def _scan_folder(root: Path) -> FolderScan:
     layout = find_layout(root)
     parts, classes = layout.parts, layout.classes
     problems: list[Problem] = []
@@ -207,24 +206,20 @@ def _scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
             Problem("data.path", f"{folder / name} is not a class of {parts['train']}", code="bad-label")
             for name in unknown
         ]
-        empty: list[tuple[Path, list[str]]] = []
         # Arrays per class: lists of a million numbers take 200 MB, which the process keeps.
         part_paths, counts, part_facts = list[str](), list[int](), [np.empty((0, 4), np.int64)]
+        first_skipped = len(skipped)
         for name in classes:
             facts_by_path, unreadable = _readable_images(folder / name)
             skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
-            if not facts_by_path and (part == "train" or (folder / name).is_dir()):
-                empty.append((folder / name, [f"{path.name}: {reason}" for path, reason in unreadable]))
             class_paths = [str(path).removeprefix(prefix) for path in facts_by_path]
             if part == "train" and (inner := _inner_folders(class_paths, str(folder / name).removeprefix(prefix))):
                 nested[name] = inner
             part_paths += class_paths
             counts.append(len(facts_by_path))
             part_facts.append(np.array(list(facts_by_path.values()), np.int64).reshape(-1, 4))
-        if part_paths or part == "test":
-            problems += [_empty_class_problem(empty)] if empty and part != "test" and not allow_empty else []
-        else:
-            files = _list_files([file for _, names in empty for file in names])
+        if not part_paths and part != "test":
+            files = f" ({list_names(skipped[first_skipped:])})" if len(skipped) > first_skipped else ""
             reason = f"{folder} contains no readable image{files}" if classes_here else f"{folder} has no class folders"
             advice = "add images, or set another data.path"
             if part == "val":
@@ -232,8 +227,7 @@ def _scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
             problems.append(Problem("data.path", reason, advice, code="no-images"))
         paths[part], labels[part] = part_paths, np.repeat(np.arange(len(classes)), counts)
         sizes[part], digests[part] = (np.concatenate([facts[:, column] for facts in part_facts]) for column in (0, 3))
-    if problems:
-        raise UsageError(problems)
+    raise_if_any(problems)
     if "test" in paths and not paths["test"]:
         skipped.append(f"{parts['test'].name} (not evaluated: no readable image)")
         del paths["test"]
@@ -253,31 +247,6 @@ def _nested_warning(nested: dict[str, list[str]]) -> Problem:
     inner = list_names([name for names in nested.values() for name in names])
     reason = f"the subfolders of a class are no classes of their own: {inner}"
     return Problem("data.path", reason, "if they are classes, move them into one folder", code="nested-classes")
-
-
-def _empty_class_problem(empty: Sequence[tuple[Path, Sequence[str]]]) -> Problem:
-    """Return the problem of class folders without a readable image, each with its files and why they are none."""
-    folder, files = empty[0]
-    if len(empty) == 1:
-        reason = f"the class folder {folder} contains no readable image{_list_files(files)}"
-        return Problem(
-            "data.path",
-            reason,
-            f"add images, delete the folder, or keep its class with {ALLOW_EMPTY}",
-            code="empty-class",
-        )
-    names = list_names([folder.name for folder, _ in empty])
-    reason = f"{len(empty)} class folders of {folder.parent} contain no readable image ({names})"
-    return Problem(
-        "data.path",
-        reason,
-        f"add images, delete the folders, or keep their classes with {ALLOW_EMPTY}",
-        code="empty-class",
-    )
-
-
-def _list_files(files: Sequence[str]) -> str:
-    return f" ({list_names(files)})" if files else ""
 
 
 def _readable_images(folder: Path) -> tuple[dict[Path, FileFacts], list[tuple[Path, str]]]:

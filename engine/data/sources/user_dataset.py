@@ -261,8 +261,6 @@ def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ..
             f"the classes of {train} are {describe_value(names)}; they must be a list of names",
             code="invalid-value",
         )
-    if len(names) < 2:
-        raise UsageError.one(DATASET_KEY, f"{train} has fewer than two classes", code="too-few-classes")
     return tuple(str(name) for name in names)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -29,7 +29,7 @@ from engine.data.sources.base import (
     UnreadableImageError,
     hash_numbers,
 )
-from engine.data.sources.folder import ALLOW_EMPTY, encoded_format
+from engine.data.sources.folder import encoded_format
 from engine.data.sources.folder_layout import PART_NAMES
 from engine.data.sources.tar_index import ShardError, TarIndex, load_index, open_shard, shard_stamp
 from engine.utils.errors import UsageError
@@ -123,7 +123,6 @@ def open_webdataset(data: DataConfig, seed: int) -> TarSource:
     else:
         rows = dict(zip(PARTS, stratified_split(index.labels, data.val_split, seed), strict=True))
     labels: dict[Part, Labels] = {part: index.labels[rows[part]].astype(np.int64) for part in PARTS}
-    _check_classes(data, np.bincount(index.labels[~is_val], minlength=len(classes)), classes)
     paths = tuple(path for names in shards.values() for path in names)
     return TarSource(paths, index, encoded_format(data), classes, rows, labels, (*skipped, *index.skipped))
 
@@ -228,15 +227,3 @@ def parse_class_names(content: bytes) -> tuple[str, ...]:
     names = [line.strip() for line in content.decode().splitlines() if line.strip()]
     counts = Counter(names)
     return tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))
-
-
-def _check_classes(data: DataConfig, counts: Indices, classes: Sequence[str]) -> None:
-    """Raise UsageError if there are too few classes, or some without a training image. `counts` has those of each."""
-    if len(classes) < 2:
-        reason = "all images have the class index 0"
-        raise UsageError.one("data.path", reason, "a dataset needs at least two classes", code="too-few-classes")
-    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
-    if empty and not data.allow_empty:
-        reason = f"{len(empty)} of {len(classes)} classes have no image in the shards ({list_names(empty)})"
-        advice = f"count classes from 0, or keep them with {ALLOW_EMPTY}"
-        raise UsageError.one("data.path", reason, advice, code="empty-class")

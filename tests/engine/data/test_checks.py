@@ -11,8 +11,9 @@ from engine.config.schema import Config
 from engine.data.checks import check_dataset, dataset_warnings
 from engine.data.sources.base import ImageSource
 from engine.data.sources.open import open_source
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from support.data.found_folders import write_photos
+from support.data.tar_shards import write_shard
 from support.messages import has_problem
 from support.runs.trained_run import call
 
@@ -41,6 +42,46 @@ def test_dataset_warnings_name_imbalance(tmp_path: Path, counts: dict[str, int],
     warnings = dataset_warnings(config, source)
     assert has_problem(warnings, "imbalanced-classes", "data", "a has 20 ", "b 2,", "class_weights=balanced") is warned
     assert len(warnings) == warned
+
+
+def refusals(config: Config, source: ImageSource) -> list[Problem]:
+    with pytest.raises(UsageError) as caught:
+        check_dataset(config, source)
+    return caught.value.problems
+
+
+def test_check_dataset_refuses_class_without_image(tmp_path: Path) -> None:
+    (tmp_path / "train" / "eel").mkdir(parents=True)
+    (tmp_path / "train" / "eel" / "notes.txt").write_text("no eels yet")
+    config, source = open_classes(tmp_path, {"cat": 1, "dog": 1})
+    values = (": eel (", "train/eel/notes.txt (", "data.allow_empty=true")
+    assert has_problem(refusals(config, source), "empty-class", "data", *values)
+    assert not has_problem(dataset_warnings(config, source), "empty-class")
+
+
+def test_dataset_warnings_name_class_without_image_if_allowed(tmp_path: Path) -> None:
+    (tmp_path / "train" / "eel").mkdir(parents=True)
+    config, source = open_classes(tmp_path, {"cat": 1, "dog": 1}, "data.allow_empty=true")
+    check_dataset(config, source)
+    assert has_problem(dataset_warnings(config, source), "empty-class", "data", ": eel")
+
+
+def test_check_dataset_refuses_shards_with_gaps_in_labels(tmp_path: Path) -> None:
+    members = [(f"{number}.{kind}", data) for number in range(4) for kind, data in (("png", b""), ("cls", b"2"))]
+    config = resolve_config(None, ["data.dataset=webdataset", f"data.path={write_shard(tmp_path / 'x.tar', members)}"])
+    assert has_problem(refusals(config.config, open_source(config.config)), "empty-class", "data", ": 0, 1")
+
+
+@pytest.mark.parametrize(
+    ("content", "task", "outputs"),
+    [("cat", "classification", "classes"), ("cat;cat", "multilabel", "labels")],
+)
+def test_check_dataset_refuses_single_class(tmp_path: Path, content: str, task: str, outputs: str) -> None:
+    write_photos(tmp_path, 2, 0)
+    rows = "".join(f"{path.name},{content}\n" for path in tmp_path.iterdir())
+    (tmp_path / "labels.csv").write_text(f"image,label\n{rows}")
+    config = resolve_config(str(tmp_path / "labels.csv"), [f"task.name={task}"]).config
+    assert has_problem(refusals(config, open_source(config)), "too-few-classes", "data", f" {outputs}")
 
 
 def test_dataset_warnings_name_classes_that_differ_in_case_only(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from engine.config.loader import resolve_config
-from engine.data.checks import class_counts, empty_class_warnings
+from engine.data.checks import class_counts
 from engine.data.sampler import PARTS
 from engine.data.sources import folder
 from engine.data.sources.base import ImageSource, UnreadableImageError
@@ -88,35 +88,20 @@ def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: 
     assert any(says(line, "bad-image", "dog/notes.txt (") for line in source.skipped)
 
 
-def test_folder_source_rejects_empty_class_with_remedy(animal_folder: Path) -> None:
-    eel = animal_folder / "eel"
-    eel.mkdir()
-    assert is_refused(animal_folder, "empty-class", f" {eel} ", "data.allow_empty=true")
-    (eel / "notes.txt").write_text("no eels yet")
-    (eel / "cut.png").write_bytes((animal_folder / "dog" / "1.png").read_bytes()[:40])
-    assert is_refused(animal_folder, "empty-class", f" {eel} ", "(cut.png: ", ", notes.txt: ")
-    for name in ("ant", "fox", "yak"):
-        (animal_folder / name).mkdir()
-    assert is_refused(animal_folder, "empty-class", "4 ", f" {animal_folder} ", "(ant, eel, fox and 1 more)")
-
-
-def test_folder_source_keeps_empty_class_if_allowed(animal_folder: Path) -> None:
+def test_folder_source_keeps_empty_class(animal_folder: Path) -> None:
     (animal_folder / "bee").mkdir()
     (animal_folder / "bee" / "notes.txt").write_text("no bees yet")
-    source = open_folder(animal_folder, "data.allow_empty=true")
+    source = open_folder(animal_folder)
     assert source.classes == ("bee", "cat", "dog")
     assert (source.num_images("train"), source.num_images("val")) == (16, 4)
     assert class_counts(source).tolist() == [0, 8, 8]
-    [warning] = empty_class_warnings(source)
-    assert has_problem([warning], "empty-class", "data", ": bee")
 
 
 def test_folder_source_rejects_folder_without_any_image(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "table.csv").write_text("1,2")
-    for overrides in ((), ("data.allow_empty=true",)):
-        assert is_refused(tmp_path, "no-images", f"{tmp_path} ", "(table.csv: ", ", table.csv: ", overrides=overrides)
+    assert is_refused(tmp_path, "no-images", f"{tmp_path} ", "(a/table.csv (", ", b/table.csv (")
 
 
 def test_folder_source_rechecks_broken_file_when_changed(animal_folder: Path) -> None:
