@@ -7,7 +7,8 @@ them. `engine.data.memory` makes those of images in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,9 @@ from engine.config.user_errors import UserCodeError
 from engine.data.augment.augmentation import Augmentation, AugmentParams, fork_rngs
 from engine.data.augment.batch_ops import convert_to_format
 from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
-from engine.data.sources.base import EncodedSource, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
+from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource, ItemSource, Labels, UnreadableImageError
 from engine.data.sources.formats import Preprocessing
+from engine.data.sources.image import empty_images
 from engine.utils.errors import UsageError
 
 
@@ -76,13 +78,20 @@ class BatchDataset(Dataset[Batch]):
         self._augmentation = Augmentation(config, image_format)
 
     def __getitem__(self, request: BatchRequest) -> Batch:
-        try:
-            pixels, labels = self._load(request, request.indices)
-        except UnreadableImageError:
-            if self._config.data.on_bad == "fail":
-                raise
-            return self._load_each(request)
-        return self.finish(request, torch.from_numpy(pixels), labels, {})
+        source, preprocessing, part = self._source, self.preprocessing(request), request.part
+        if not isinstance(source, ItemSource):
+            images, labels = source.load(part, request.indices, preprocessing)
+            return self.finish(request, torch.from_numpy(images), labels, {})
+        images, errors = empty_images(*self.image_shape(request), dtype=source.format.dtype), dict[int, Exception]()
+        labels = self._empty_labels(request)
+        with self._seeded_items(request) as seed:
+            for row, index in enumerate(request.indices.tolist()):
+                seed(row)
+                try:
+                    labels[row] = source.load_into(images[row], part, index, preprocessing)
+                except UnreadableImageError as error:
+                    errors[row] = error
+        return self.finish(request, torch.from_numpy(images), labels, errors)
 
     def preprocessing(self, request: BatchRequest) -> Preprocessing:
         """Return how the source crops and resizes the images of a request."""
@@ -121,31 +130,17 @@ class BatchDataset(Dataset[Batch]):
         weight, ends_step, kept = request.loss_weight, request.ends_step, request.indices if unread else None
         return Batch(images, labels, weight, ends_step, unread, augment_params, kept)
 
-    def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
-        """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
-        part, preprocessing = request.part, self.preprocessing(request)
+    @contextmanager
+    def _seeded_items(self, request: BatchRequest) -> Iterator[Callable[[int], None]]:
+        """Yield what to call before each row of a request is loaded: the item of a user dataset may draw random
+        numbers."""
         if not is_user_code(self._config.data.dataset):
-            return self._source.load(part, indices, preprocessing)
-        drawn = indices + request.random_offset
+            yield lambda row: None
+            return
+        drawn = request.indices + request.random_offset
         bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, drawn)
-        loaded = []
         with fork_rngs() as seed_rng:
-            for row, item_bits in enumerate(bits):
-                seed_rng(item_bits)
-                loaded.append(self._source.load(part, indices[row : row + 1], preprocessing))
-        images, labels = zip(*loaded, strict=True)
-        return np.concatenate(images), np.concatenate(labels)
-
-    def _load_each(self, request: BatchRequest) -> Batch:
-        """Load the images of a request one by one, and return those that are readable."""
-        pixels = np.zeros(self.image_shape(request), self._source.format.dtype)
-        labels, errors = self._empty_labels(request), dict[int, Exception]()
-        for row in range(len(pixels)):
-            try:
-                pixels[row : row + 1], labels[row : row + 1] = self._load(request, request.indices[row : row + 1])
-            except UnreadableImageError as error:
-                errors[row] = error
-        return self.finish(request, torch.from_numpy(pixels), labels, errors)
+            yield lambda row: seed_rng(bits[row])
 
     def _empty_labels(self, request: BatchRequest) -> Labels:
         # To get the labels of a user dataset, which are classes, may read all of its items.

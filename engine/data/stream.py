@@ -39,7 +39,7 @@ from engine.config.schema import Config
 from engine.data.batch import Batch, BatchDataset
 from engine.data.plan import RANK_BATCHES, batch_bytes, loader_processes, uses_threads
 from engine.data.sampler import BatchRequest
-from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
+from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource, Label
 from engine.utils.errors import CodedError
 from engine.utils.exits import describe_loader_exit, oom_kill_count
 from engine.utils.process import STOP_SIGNALS, die_with_parent
@@ -211,7 +211,7 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         worker = get_worker_info()
         process, processes = (0, 1) if worker is None else (worker.id, worker.num_workers)
         threads = max((self._threads + processes - 1 - process) // processes, 1)
-        in_progress: deque[tuple[BatchRequest, int | None, Tensor, list[Future[None]]]] = deque()
+        in_progress: deque[tuple[BatchRequest, int | None, Tensor, list[Future[Label]]]] = deque()
         with CancellingPool(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for request in islice(self._requests, process, None, processes):
                 in_progress.append((request, *self._start(request, process, pool)))
@@ -227,7 +227,7 @@ class ThreadedBatches(IterableDataset[SentBatch]):
 
     def _start(
         self, request: BatchRequest, process: int, pool: ThreadPoolExecutor
-    ) -> tuple[int | None, Tensor, list[Future[None]]]:
+    ) -> tuple[int | None, Tensor, list[Future[Label]]]:
         """Start to load the images of a request; returns their buffer, the images and what loads each."""
         shape = self._dataset.image_shape(request)
         number = self._buffers.take(process, shape)
@@ -238,7 +238,7 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         return number, images, [pool.submit(load, pixels, part, index, preprocessing) for pixels, index in rows]
 
     def _finish(
-        self, request: BatchRequest, number: int | None, images: Tensor, loaded: list[Future[None]]
+        self, request: BatchRequest, number: int | None, images: Tensor, loaded: list[Future[Label]]
     ) -> SentBatch:
         """Wait for the images of a request. Raises the error of the first image that failed, as `BatchDataset`."""
         results = [(row, future.exception()) for row, future in enumerate(loaded)]

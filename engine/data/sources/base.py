@@ -23,6 +23,7 @@ __all__ = ["ImageFormat", "Images", "UnreadableImageError"]
 
 # Targets of images: classes, N int64; several labels, N x C uint8 of 0 and 1; numbers, N x K float32.
 Labels = NDArray[np.int64 | np.uint8 | np.float32]
+Label = Labels | np.int64 | int
 # A list of a million names would take more memory than their dataset leaves in a process.
 CHUNK_NAMES = 1 << 14
 
@@ -123,7 +124,26 @@ class ArraySource(ImageSource):
         return crop_images(self.images[part][indices], indices, preprocessing), self.labels[part][indices]
 
 
-class EncodedSource(ImageSource):
+class ItemSource(ImageSource):
+    """Base class of sources that load one image after the other."""
+
+    @abstractmethod
+    def load_into(self, pixels: Images, part: Part, index: int, preprocessing: Preprocessing) -> Label:
+        """Load one image, as `load` says, to its place in a batch; return its target. Raises UnreadableImageError."""
+
+    def load(self, part: Part, indices: Indices, preprocessing: Preprocessing | None = None) -> tuple[Images, Labels]:
+        """See `ImageSource.load`."""
+        preprocessing, labels = preprocessing or self.format.preprocessing(training=False), list[Label]()
+        # With the channels last in memory.
+        images = empty_images(
+            len(indices), self.format.channels, preprocessing.size, preprocessing.size, dtype=self.format.dtype
+        )
+        for pixels, index in zip(images, indices.tolist(), strict=True):
+            labels.append(self.load_into(pixels, part, index, preprocessing))
+        return images, np.array(labels)
+
+
+class EncodedSource(ItemSource):
     """Base class of sources that read encoded image files: folders, and other containers of them.
 
     A source reads the content of one file; this class decodes, crops and resizes it. Both may run in several threads.
@@ -150,17 +170,10 @@ class EncodedSource(ImageSource):
     def read_encoded(self, part: Part, index: int) -> bytes:
         """Read the content of one image file. Raises UnreadableImageError."""
 
-    def load(self, part: Part, indices: Indices, preprocessing: Preprocessing | None = None) -> tuple[Images, Labels]:
-        """See `ImageSource.load`."""
-        preprocessing = preprocessing or self.format.preprocessing(training=False)
-        # With the channels last in memory.
-        images = empty_images(len(indices), self.format.channels, preprocessing.size, preprocessing.size)
-        for pixels, index in zip(images, indices.tolist(), strict=True):
-            self.load_into(pixels, part, index, preprocessing)
-        return images, self.get_labels(part)[indices]
-
-    def load_into(self, pixels: Images, part: Part, index: int, preprocessing: Preprocessing) -> None:
-        """Load one image, as `load` says, to its place in a batch. Raises UnreadableImageError."""
+    def load_into(self, pixels: Images, part: Part, index: int, preprocessing: Preprocessing) -> Label:
+        """See `ItemSource.load_into`."""
         data = self.read_encoded(part, index)
         with named_image(partial(self.describe, part, index)):
             decode_into(pixels, data, preprocessing, index)
+        label: Label = self.get_labels(part)[index]
+        return label

@@ -173,10 +173,10 @@ def read_image(path: Path, image_format: ImageFormat) -> Images:
     return pixels
 
 
-def empty_images(*shape: int) -> Images:
-    """Return uninitialized images, ... x C x H x W uint8, with the channels last in memory."""
+def empty_images(*shape: int, dtype: str = "uint8") -> Images:
+    """Return uninitialized images, ... x C x H x W, with the channels last in memory."""
     *counts, channels, height, width = shape
-    return np.moveaxis(np.empty((*counts, height, width, channels), np.uint8), -1, -3)
+    return np.moveaxis(np.empty((*counts, height, width, channels), dtype), -1, -3)
 
 
 def decode_into(out: Images, data: bytes, preprocessing: Preprocessing, index: int = 0) -> None:

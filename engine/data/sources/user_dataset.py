@@ -24,13 +24,13 @@ from engine.config.run_sections import RunConfig
 from engine.config.user_code import describe_value, load_user_code, user_failures
 from engine.config.user_errors import describe_exception
 from engine.data.augment.augmentation import fork_rngs
-from engine.data.sampler import PARTS, Indices, Part
+from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import (
     Fingerprint,
     ImageFormat,
     Images,
-    ImageSource,
     ItemFormat,
+    ItemSource,
     Labels,
     UnreadableImageError,
 )
@@ -91,7 +91,7 @@ class UserDataset:
 
 
 @dataclass(frozen=True)
-class UserDatasetSource(ImageSource):
+class UserDatasetSource(ItemSource):
     """Image source of a user dataset. Holds a reference to the dataset, so that it pickles without the data."""
 
     dataset: UserDataset
@@ -110,23 +110,17 @@ class UserDatasetSource(ImageSource):
         """Return the fingerprint of the labels, empty unless the dataset lists them. Raises UsageError."""
         return Fingerprint() if _labels_attribute(self.dataset, part) is None else super().fingerprint(part)
 
-    def load(self, part: Part, indices: Indices, preprocessing: Preprocessing | None = None) -> tuple[Images, Labels]:
-        preprocessing = preprocessing or self.format.preprocessing(training=False)
-        size = preprocessing.size
-        images = np.empty((len(indices), self.format.channels, size, size), self.format.dtype)
-        labels = np.empty(len(indices), np.int64)
-        for row, index in enumerate(indices):
-            image, label = self.dataset.item(part, int(index))
-            item_name = f"item {index} of {self.dataset.describe(part)}"
-            if not 0 <= label < len(self.classes):
-                raise UnreadableImageError(f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}")
-            try:
-                images[row] = self._to_format(image, preprocessing, int(index))
-            except Exception as error:
-                # Pillow decodes lazily: a damaged file fails here.
-                raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
-            labels[row] = label
-        return images, labels
+    def load_into(self, pixels: Images, part: Part, index: int, preprocessing: Preprocessing) -> int:
+        image, label = self.dataset.item(part, index)
+        item_name = f"item {index} of {self.dataset.describe(part)}"
+        if not 0 <= label < len(self.classes):
+            raise UnreadableImageError(f"{item_name} has {_label_out_of_range(label, len(self.classes))}")
+        try:
+            pixels[:] = self._to_format(image, preprocessing, index)
+        except Exception as error:
+            # Pillow decodes lazily: a damaged file fails here.
+            raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
+        return label
 
     def _to_format(self, image: Image.Image | FloatImage, preprocessing: Preprocessing, index: int) -> Images:
         """Return an image in the source's format. Raises ValueError if that is not possible."""
