@@ -169,11 +169,11 @@ def _is_own(path: Path) -> bool:
         return False
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
-    """Parse `section.key=value`."""
-    key, _, value = text.partition("=")
+def parse_override(text: str) -> tuple[str, Any]:
+    """Parse `section.key=value`. Raises UsageError."""
+    key, separator, value = text.partition("=")
     key = key.strip()
-    if "." not in key:
+    if "." not in key or not separator:
         if key in sections():
             raise UsageError.one(key, f"is a section, not a key{key_hint(key)}", code="unknown-key")
         raise UsageError.one(key, f"must have the form section.key=value{key_hint(key)}", code="unknown-key")
@@ -227,7 +227,7 @@ def resolve_config(
             typed[key] = (flag, parse_value(key, flag_value) if isinstance(flag_value, str) else flag_value)
     for text in overrides:
         with collect_problems(problems):
-            key, value = _parse_override(text)
+            key, value = parse_override(text)
             if key in typed and typed[key][1] != value:
                 by = "" if key == URLS_KEY else f" by {typed[key][0]} and {text}"
                 problems.append(Problem(key, f"is set to different values{by}; keep one", code="conflict"))

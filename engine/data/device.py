@@ -87,9 +87,9 @@ class InputPipeline:
             yield DeviceBatch(images, labels, request.loss_weight, request.ends_step)
 
     def raise_if_worker_died(self) -> None:
-        """Raise LoaderProcessError if a loader process has died, see `BatchLoader.raise_if_worker_died`."""
-        if self._loader is not None:
-            self._loader.raise_if_worker_died()
+        """Raise LoaderProcessError if a loader process has died, see `BatchLoader.worker_death`."""
+        if self._loader is not None and (death := self._loader.worker_death()) is not None:
+            raise death
 
 
 class StreamingLoader(DeviceLoader):

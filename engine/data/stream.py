@@ -112,8 +112,8 @@ class BatchLoader:
     def __next__(self) -> Batch:
         return next(self._batches)
 
-    def raise_if_worker_died(self) -> None:
-        """Raise LoaderProcessError if a loader process has died.
+    def worker_death(self) -> LoaderProcessError | None:
+        """Return how a loader process has died; None if none has.
 
         Call it after any exception: a dead worker surfaces as a truncated message, a closed socket, or a RuntimeError
         that the SIGCHLD handler of torch's DataLoader raises at an arbitrary line.
@@ -129,7 +129,8 @@ class BatchLoader:
                 threaded = self._is_threaded
                 problem = describe_loader_exit(process.exitcode, oom_killed=oom_killed, threaded=threaded)
                 name = "a loader process" if threaded else "a DataLoader worker"
-                raise LoaderProcessError(f"{name} exited: {problem}", code=problem.code)
+                return LoaderProcessError(f"{name} exited: {problem}", code=problem.code)
+        return None
 
 
 def _as_loaded(batch: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.config.code_trust import CodeTrust
 from engine.config.data_sections import ENCODED_DATASETS, AugmentConfig
-from engine.config.loader import dataset_of, parse_value, validate_config
+from engine.config.loader import dataset_of, parse_override, validate_config
 from engine.config.schema import Config, as_dict
 from engine.data.augment.batch_ops import labels_to_device
 from engine.data.checks import class_counts
@@ -24,20 +24,20 @@ from engine.data.plan import auto_workers
 from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.open import open_source
-from engine.data.stream import BatchLoader, LoaderProcessError
+from engine.data.stream import BatchLoader
 from engine.distributed.failures import find_cause
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
 from engine.models.factory import check_model
 from engine.training.metrics import Evaluation
 from engine.training.own_metrics import OwnMetrics, concatenate
 from engine.training.tasks.base import Task
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.host import available_cores
 from engine.utils.text import list_names
 
 EvaluationPart = Literal["val", "train", "all"]
-# Keys of data that the checkpoint fixes. The other keys of the input format can be overridden.
-CHECKPOINT_DATA_KEYS = ("image_size", "size_schedule", "channels", "mean", "std")
+# Keys that the checkpoint fixes. The other keys of the input format can be overridden.
+CHECKPOINT_KEYS = ("data.image_size", "data.size_schedule", "data.channels", "data.mean", "data.std")
 # Sections whose keys an evaluation may change.
 OVERRIDABLE = ("data", "eval")
 MAX_LISTED_CLASSES = 10
@@ -138,20 +138,14 @@ def evaluate_checkpoint(
             "data.batch_size", f"{reason}; reduce data.batch_size, or use --gpus cpu", code="out-of-memory"
         ) from error
     except RuntimeError as error:
-        try:
-            batches.raise_if_worker_died()
-        except LoaderProcessError as worker_error:
-            raise UsageError.one(
-                "data.workers",
-                f"{worker_error}; load images in the main process with data.workers=0",
-                code=worker_error.code,
-            ) from error
-        raise
+        if (death := batches.worker_death()) is None:
+            raise
+        advice = "load images in the main process with data.workers=0"
+        raise UsageError.one("data.workers", str(death), advice, code=death.code) from error
     evaluation, failures = accumulator.all_reduce(), list[Problem]()
     outputs = concatenate(accumulator.outputs, task) if own or task.keeps_outputs else None
     evaluation = own.add_to(evaluation, outputs, failures.append, selects=False)
-    if failures:
-        raise UsageError(failures)
+    raise_if_any(failures)
     return CheckpointEvaluation(config, source, images, evaluation, images_per_class.tolist(), tuple(unread_files))
 
 
@@ -176,25 +170,16 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     data |= {"fit": images.fit, "interpolation": images.interpolation}
     problems: list[Problem] = []
     for override in overrides:
-        key, separator, value = override.partition("=")
-        section, _, name = key.strip().partition(".")
-        if not separator:
-            problems.append(
-                Problem(override, "must have the form data.key=value or eval.key=value", code="invalid-value")
-            )
-        elif section not in OVERRIDABLE:
-            problems.append(
-                Problem(key, "cannot be changed for an evaluation; only keys of data and eval can", code="fixed-value")
-            )
-        elif section == "data" and name in CHECKPOINT_DATA_KEYS:
-            problems.append(Problem(key, "is fixed by the checkpoint; omit it", code="fixed-value"))
-        else:
-            try:
-                values[section][name] = parse_value(key.strip(), value)
-            except UsageError as error:
-                problems += error.problems
-    if problems:
-        raise UsageError(problems)
+        with collect_problems(problems):
+            key, value = parse_override(override)
+            section, _, name = key.partition(".")
+            if section not in OVERRIDABLE:
+                reason = "cannot be changed for an evaluation; only keys of data and eval can"
+                raise UsageError.one(key, reason, code="fixed-value")
+            if key in CHECKPOINT_KEYS:
+                raise UsageError.one(key, "is fixed by the checkpoint; omit it", code="fixed-value")
+            values[section][name] = value
+    raise_if_any(problems)
     if "data.path" in overridden and "data.dataset" not in overridden and data["dataset"] in ENCODED_DATASETS:
         data["dataset"] = dataset_of(str(data["path"]))
     if not images.is_float:
