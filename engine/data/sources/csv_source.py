@@ -95,22 +95,20 @@ class _Rows:
         return self.table.path.parent
 
 
+@usage_error_on_os_error()
 def open_csv(config: Config) -> FolderSource:
     """Open the images that a table names, with its labels and its splits. Raises UsageError."""
-    data, root = config.data, Path(str(config.data.path)).parent
-    with usage_error_on_os_error(root):
-        rows = _read_rows(config)
-        paths, skipped = _find_files(rows, data)
-        kept, repeated = _without_repeated_rows(rows, paths)
-        skipped = [*(f"column {name} (not used)" for name in rows.unused), *skipped, *repeated]
-        scan = _scan(rows, paths, kept, skipped)
-    return open_scan(scan, root, data, config.run.seed)
+    rows = _read_rows(config)
+    paths, skipped = _find_files(rows, config.data)
+    kept, repeated = _without_repeated_rows(rows, paths)
+    skipped = [*(f"column {name} (not used)" for name in rows.unused), *skipped, *repeated]
+    return open_scan(_scan(rows, paths, kept, skipped), rows.root, config)
 
 
+@usage_error_on_os_error()
 def class_names(config: Config) -> tuple[str, ...]:
     """Return the names of the classes, labels or numbers of a table without opening any image. Raises UsageError."""
-    with usage_error_on_os_error(Path(str(config.data.path))):
-        return _read_rows(config).targets.names
+    return _read_rows(config).targets.names
 
 
 def _read_rows(config: Config) -> _Rows:

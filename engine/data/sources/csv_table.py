@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engine.config.task_section import TaskName
 from engine.data.sources.base import Labels
 from engine.utils.errors import UsageError
-from engine.utils.files import read_file
+from engine.utils.files import read_bytes
 from engine.utils.text import list_names
 
 MAX_CSV_BYTES = 1 << 28
@@ -68,7 +68,7 @@ class LabelTable:
         where = f", line{'s' if len(rows) > 1 else ''} {list_names([str(self.lines[row]) for row in rows])}"
         return UsageError.one("data.path", f"{self.path}{where if rows else ''}: {reason}", advice, code=code)
 
-    def refuse_cells(self, column: str, is_bad: Callable[[str], bool], advice: str) -> None:
+    def refuse_cells(self, column: str, is_bad: Callable[[str], object], advice: str) -> None:
         """Raise UsageError if a cell of a column is bad."""
         cells = self.columns[column]
         if rows := [row for row, cell in enumerate(cells) if is_bad(cell)]:
@@ -77,13 +77,8 @@ class LabelTable:
 
 
 def read_table(path: Path) -> LabelTable:
-    """Read a CSV file: its first line has the names of the columns. Raises UsageError."""
-    try:
-        data, _ = read_file(os.path.realpath(path), MAX_CSV_BYTES)
-    except OSError as error:
-        reason = f"{path} cannot be read: {error.strerror}"
-        raise UsageError.one("data.path", reason, code="not-readable") from error
-    text = _decode(path, data)
+    """Read a CSV file: its first line has the names of the columns. Raises UsageError, and OSError."""
+    text = _decode(path, read_bytes(os.path.realpath(path), MAX_CSV_BYTES))
     first_line = next((line for line in io.StringIO(text) if line.strip()), "")
     separator = max(SEPARATORS, key=first_line.count)
     # Not strict, an open quote would take all lines behind it into one cell.
@@ -212,7 +207,8 @@ def read_numbers(
     columns = chosen or _named_label(others) or others
     for column in columns:
         table.refuse_cells(column, _is_missing, "add the number, or delete the line")
-        table.refuse_cells(column, _has_comma, "write numbers with a decimal point")
+        decimal_comma = re.compile(r"[-+]?\d+,\d+")
+        table.refuse_cells(column, decimal_comma.fullmatch, "write numbers with a decimal point")
         table.refuse_cells(column, lambda cell: _number(cell) is None, f"write a number, or {COLUMNS_ADVICE}")
     values = [[float(cell) for cell in table.columns[name]] for name in columns]
     return Targets(columns, np.array(values, np.float32).T.copy(), columns)
@@ -229,10 +225,6 @@ TARGET_READERS: dict[TaskName, Callable[[LabelTable, tuple[str, ...], tuple[str,
 
 def _is_missing(cell: str) -> bool:
     return cell.casefold() in MISSING_CELLS
-
-
-def _has_comma(cell: str) -> bool:
-    return re.fullmatch(r"[-+]?\d+,\d+", cell) is not None
 
 
 def _is_binary(cells: Sequence[str]) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.data_sections import DataConfig
+from engine.config.schema import Config
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.base import EncodedSource, Fingerprint, Labels, hash_names, hash_numbers
 from engine.data.sources.decoded_cache import file_stamp
@@ -115,18 +116,17 @@ class FolderSource(FolderScan, EncodedSource):
             return read_image_file(path)
 
 
-def open_folder(data: DataConfig, seed: int) -> FolderSource:
+def open_folder(config: Config) -> FolderSource:
     """Scan a folder and split it into training and validation images. Raises UsageError with every problem found."""
-    root = Path(str(data.path))
-    return open_scan(scan_folder(root), root, data, seed)
+    root = Path(str(config.data.path))
+    return open_scan(scan_folder(root), root, config)
 
 
-def open_scan(scan: FolderScan, root: Path, data: DataConfig, seed: int) -> FolderSource:
+def open_scan(scan: FolderScan, root: Path, config: Config) -> FolderSource:
     """Return the source of scanned images, split into training and validation if they are not. Raises UsageError."""
     if "val" not in scan.paths:
-        rows: dict[Part, Indices] = dict(
-            zip(PARTS, stratified_split(scan.labels["train"], data.val_split, seed), strict=True)
-        )
+        train, val = stratified_split(scan.labels["train"], config.data.val_split, config.run.seed)
+        rows: dict[Part, Indices] = {"train": train, "val": val}
         split: dict[Part, list[str]] = {
             part: [scan.paths["train"][row] for row in rows[part].tolist()] for part in PARTS
         }
@@ -139,7 +139,7 @@ def open_scan(scan: FolderScan, root: Path, data: DataConfig, seed: int) -> Fold
             warnings=(*scan.warnings, *repeated_image_warnings(split, digests)),
         )
     # The ranks need no digests.
-    return FolderSource(**vars(replace(scan, digests={})), root=str(root), format=encoded_format(data))
+    return FolderSource(**vars(replace(scan, digests={})), root=str(root), format=encoded_format(config.data))
 
 
 def repeated_image_warnings(paths: dict[Part, list[str]], digests: dict[Part, NDArray[np.int64]]) -> Iterator[Problem]:
@@ -164,30 +164,25 @@ def encoded_format(data: DataConfig) -> ImageFormat:
     return format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
 
 
-def scan_folder(root: Path) -> FolderScan:
-    """Find the readable images of a folder. Raises UsageError with every problem found."""
-    with usage_error_on_os_error(root):
-        return _scan_folder(root)
-
-
-def class_names(data: DataConfig) -> tuple[str, ...]:
-    """Return the class names of a folder without opening any image. Raises UsageError."""
-    root = Path(str(data.path))
-    with usage_error_on_os_error(root):
-        return find_layout(root).classes
-
-
 @contextmanager
-def usage_error_on_os_error(root: Path) -> Iterator[None]:
-    """Raise an OSError of the block as a UsageError."""
+def usage_error_on_os_error() -> Iterator[None]:
+    """Raise an OSError of a file as a UsageError, in a block or in a function that it decorates."""
     try:
         yield
     except OSError as error:
-        path = error.filename or root
-        raise UsageError.one("data.path", f"{path} cannot be read: {error.strerror}", code="not-readable") from error
+        reason = f"{error.filename} cannot be read: {error.strerror}"
+        raise UsageError.one("data.path", reason, code="not-readable") from error
 
 
-def _scan_folder(root: Path) -> FolderScan:
+@usage_error_on_os_error()
+def class_names(config: Config) -> tuple[str, ...]:
+    """Return the class names of a folder without opening any image. Raises UsageError."""
+    return find_layout(Path(str(config.data.path))).classes
+
+
+@usage_error_on_os_error()
+def scan_folder(root: Path) -> FolderScan:
+    """Find the readable images of a folder. Raises UsageError with every problem found."""
     layout = find_layout(root)
     parts, classes = layout.parts, layout.classes
     problems: list[Problem] = []

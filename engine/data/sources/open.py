@@ -37,9 +37,14 @@ OPENERS: dict[str, Callable[[Config], ImageSource]] = {
     "csv": csv_source.open_csv,
     "digits": lambda config: open_digits(config.data, config.run.seed),
     "fake": lambda config: open_fake(config.data, config.run.seed),
-    "folder": lambda config: folder.open_folder(config.data, config.run.seed),
-    "webdataset": lambda config: webdataset.open_webdataset(config.data, config.run.seed),
+    "folder": folder.open_folder,
+    "webdataset": webdataset.open_webdataset,
     **dict.fromkeys(TORCHVISION_DATASETS, lambda config: open_torchvision_dataset(config.data, config.run.seed)),
+}
+CLASS_NAME_READERS: dict[str, Callable[[Config], tuple[str, ...]]] = {
+    "csv": csv_source.class_names,
+    "folder": folder.class_names,
+    "webdataset": webdataset.class_names,
 }
 
 
@@ -55,10 +60,7 @@ def open_source(config: Config) -> ImageSource:
 
 def read_class_names(config: Config) -> tuple[str, ...]:
     """Return the class names of one of the ENCODED_DATASETS without opening any image. Raises UsageError."""
-    if config.data.dataset == "csv":
-        return csv_source.class_names(config)
-    read = webdataset.class_names if config.data.dataset == "webdataset" else folder.class_names
-    return read(config.data)
+    return CLASS_NAME_READERS[config.data.dataset](config)
 
 
 def expected_input_format(config: Config) -> ImageFormat:

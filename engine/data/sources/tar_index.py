@@ -25,7 +25,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.data.sources.image import MAX_IMAGE_BYTES
+from engine.data.sources.image import MAX_IMAGE_BYTES, decode_error_reason
 from engine.utils.errors import CodedError
 from engine.utils.files import (
     cache_folder,
@@ -90,7 +90,9 @@ def open_shard(path: str) -> BinaryIO:
         # Links are followed: the Hugging Face cache consists of them.
         return open_regular_file(os.path.realpath(path))
     except (OSError, ValueError) as error:
-        raise ShardError(f"the shard {path} cannot be read: {_reason(error)}", code="not-readable") from error
+        raise ShardError(
+            f"the shard {path} cannot be read: {decode_error_reason(error)}", code="not-readable"
+        ) from error
 
 
 def shard_stamp(file: BinaryIO) -> tuple[int, int]:
@@ -197,7 +199,7 @@ def _read_samples(path: str, file: BinaryIO, skipped: list[str]) -> Iterator[tup
                 raise tarfile.ReadError(f"neither a header nor the end at byte {archive.offset}")
     # tarfile raises ValueError for invalid numbers of a sparse file, RecursionError for many headers of one member.
     except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, EOFError) as error:
-        reason = f"is no tar archive, or is damaged or compressed ({_reason(error)})"
+        reason = f"is no tar archive, or is damaged or compressed ({decode_error_reason(error)})"
         raise ShardError(f"the shard {path} {reason}; copy it again, or decompress it", code="damaged") from error
 
 
@@ -240,7 +242,3 @@ def split_key(name: str) -> tuple[str | None, str]:
     if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
         return None, ""
     return f"{folder}{slash}{stem}", extension.lower()
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from engine.config.data_sections import DataConfig
+from engine.config.schema import Config
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.base import (
     EncodedSource,
@@ -29,7 +30,7 @@ from engine.data.sources.base import (
     UnreadableImageError,
     hash_numbers,
 )
-from engine.data.sources.folder import encoded_format
+from engine.data.sources.folder import encoded_format, usage_error_on_os_error
 from engine.data.sources.folder_layout import PART_NAMES
 from engine.data.sources.tar_index import ShardError, TarIndex, load_index, open_shard, shard_stamp
 from engine.utils.errors import UsageError
@@ -111,8 +112,10 @@ def _open_cached(path: str, _size: int, _mtime_ns: int) -> BinaryIO:
     return open_shard(path)
 
 
-def open_webdataset(data: DataConfig, seed: int) -> TarSource:
+@usage_error_on_os_error()
+def open_webdataset(config: Config) -> TarSource:
     """Index the shards of a config, or read their index. Raises UsageError."""
+    data = config.data
     shards, skipped = _find_shards(data)
     index = _load_index(shards)
     classes = _class_names(data, index, shards)
@@ -121,16 +124,17 @@ def open_webdataset(data: DataConfig, seed: int) -> TarSource:
     if "val" in shards:
         rows = {"train": np.flatnonzero(~is_val), "val": np.flatnonzero(is_val)}
     else:
-        rows = dict(zip(PARTS, stratified_split(index.labels, data.val_split, seed), strict=True))
+        rows = dict(zip(PARTS, stratified_split(index.labels, data.val_split, config.run.seed), strict=True))
     labels: dict[Part, Labels] = {part: index.labels[rows[part]].astype(np.int64) for part in PARTS}
     paths = tuple(path for names in shards.values() for path in names)
     return TarSource(paths, index, encoded_format(data), classes, rows, labels, (*skipped, *index.skipped))
 
 
-def class_names(data: DataConfig) -> tuple[str, ...]:
+@usage_error_on_os_error()
+def class_names(config: Config) -> tuple[str, ...]:
     """Return the class names of the shards of a config without opening any image. Raises UsageError."""
-    shards, _ = _find_shards(data)
-    return _class_names(data, _load_index(shards), shards)
+    shards, _ = _find_shards(config.data)
+    return _class_names(config.data, _load_index(shards), shards)
 
 
 def _load_index(shards: dict[Part, list[str]]) -> TarIndex:
@@ -207,9 +211,6 @@ def _class_names(data: DataConfig, index: TarIndex, shards: dict[Part, list[str]
             continue
         try:
             names = parse_class_names(read_bytes(file.resolve(), MAX_CLASS_FILE_BYTES))
-        except OSError as error:
-            reason = f"the class names {file} cannot be read: {error.strerror}"
-            raise UsageError.one("data.path", reason, code="not-readable") from error
         except UnicodeDecodeError as error:
             raise UsageError.one("data.path", f"{file} is not UTF-8 text", code="wrong-format") from error
         if len(names) < needed:
