@@ -68,35 +68,29 @@ def build_sampler_from_counts(
     )
 
 
-def sampler_problems(sampler: DistributedBatchSampler) -> list[Problem]:
-    """Return a problem for each part that yields no batch."""
-    problems = []
+def sampler_problems(sampler: DistributedBatchSampler) -> Iterator[Problem]:
+    """Yield a problem for each part that yields no batch."""
     if sampler.steps_per_epoch == 0:
-        problems.append(
-            Problem(
-                "data.batch_size",
-                f"the global batch size is {sampler.global_batch} (world size {sampler.world_size} x "
-                f"{sampler.batch_size * sampler.accumulate} images), but there are {sampler.train_images} training "
-                "images",
-                "reduce data.batch_size or set data.drop_last=false",
-                code="too-large",
-            )
+        yield Problem(
+            "data.batch_size",
+            f"the global batch size is {sampler.global_batch} (world size {sampler.world_size} x "
+            f"{sampler.batch_size * sampler.accumulate} images), but there are {sampler.train_images} training images",
+            "reduce data.batch_size or set data.drop_last=false",
+            code="too-large",
         )
     if sampler.val_images == 0:
         advice = "add images: data.val_split holds out at least one of each class with two or more"
-        problems.append(Problem("data", "there are no validation images", advice, code="no-images"))
-    return problems
+        yield Problem("data", "there are no validation images", advice, code="no-images")
 
 
-def sampler_warnings(sampler: DistributedBatchSampler) -> list[Problem]:
-    """Return a warning if `data.drop_last` drops more than `MAX_DROPPED_SHARE` of the training images."""
-    if sampler.dropped_images <= MAX_DROPPED_SHARE * sampler.train_images:
-        return []
-    reason = (
-        f"{sampler.dropped_images} of {sampler.train_images} training images do not fill a step and are dropped in "
-        "each epoch"
-    )
-    return [Problem("", reason, "set data.drop_last=false to train on them", code="images-dropped")]
+def sampler_warnings(sampler: DistributedBatchSampler) -> Iterator[Problem]:
+    """Yield a warning if `data.drop_last` drops more than `MAX_DROPPED_SHARE` of the training images."""
+    if sampler.dropped_images > MAX_DROPPED_SHARE * sampler.train_images:
+        reason = (
+            f"{sampler.dropped_images} of {sampler.train_images} training images do not fill a step and are dropped in "
+            "each epoch"
+        )
+        yield Problem("", reason, "set data.drop_last=false to train on them", code="images-dropped")
 
 
 def check_source(config: Config, source: ImageSource, sampler: DistributedBatchSampler) -> None:
@@ -188,21 +182,19 @@ def _similar_class_warnings(source: ImageSource) -> Iterator[Problem]:
         yield Problem("data", reason, advice, code="similar-classes")
 
 
-def _imbalance_warnings(config: Config, source: ImageSource) -> list[Problem]:
-    """Return a warning if a class has far more training images than another, and the loss does not weigh them."""
+def _imbalance_warnings(config: Config, source: ImageSource) -> Iterator[Problem]:
+    """Yield a warning if a class has far more training images than another, and the loss does not weigh them."""
+    if config.task.name != "classification" or "balanced" in (config.loss.class_weights, config.data.sampler):
+        return
     counts = class_counts(source)
-    if source.get_labels("train").ndim > 1:
-        return []
     least, most = np.where(counts > 0, counts, counts.max(initial=0)).argmin(), counts.argmax()
-    is_balanced = "balanced" in (config.loss.class_weights, config.data.sampler)
-    if is_balanced or counts[most] < MIN_IMBALANCE * counts[least]:
-        return []
-    reason = (
-        f"class {source.classes[most]} has {counts[most]} training images and class {source.classes[least]} "
-        f"{counts[least]}, so the model may ignore the smaller one"
-    )
-    advice = "weigh them with loss.class_weights=balanced, or draw them equally often with data.sampler=balanced"
-    return [Problem("data", reason, advice, code="imbalanced-classes")]
+    if counts[most] >= MIN_IMBALANCE * counts[least]:
+        reason = (
+            f"class {source.classes[most]} has {counts[most]} training images and class {source.classes[least]} "
+            f"{counts[least]}, so the model may ignore the smaller one"
+        )
+        advice = "weigh them with loss.class_weights=balanced, or draw them equally often with data.sampler=balanced"
+        yield Problem("data", reason, advice, code="imbalanced-classes")
 
 
 def dataset_warnings(config: Config, source: ImageSource) -> list[Problem]:
@@ -291,16 +283,13 @@ def fitting_size(config: Config, edge: int) -> int:
     return -(-edge // LIBRARY_SIZE_STEP) * LIBRARY_SIZE_STEP
 
 
-def small_image_warnings(config: Config, source: ImageSource) -> list[Problem]:
-    """Return a warning if training would enlarge most images to more than twice their size."""
-    edge, size = enlarged_edge(config, source), source.format.size
-    if not edge:
-        return []
-    return [
-        Problem(
+def small_image_warnings(config: Config, source: ImageSource) -> Iterator[Problem]:
+    """Yield a warning if training would enlarge most images to more than twice their size."""
+    size = source.format.size
+    if edge := enlarged_edge(config, source):
+        yield Problem(
             "data.image_size",
             f"the images have about {edge} x {edge} pixels and are enlarged to {size} x {size}, the default",
             f"train faster with data.image_size={fitting_size(config, edge)}, or set {size} to keep this size",
             code="images-enlarged",
         )
-    ]

@@ -110,18 +110,14 @@ class MemoryPart:
     @property
     def cache_key(self) -> str:
         """Key of the decoded images; "" if they are not cached. Raises OSError if an image file is missing."""
-        source, preprocessing, channels = self.source, self.preprocessing, self.target.channels
+        source = self.source
+        geometry = {name: value for name, value in vars(self.preprocessing).items() if name != "random_box"}
+        parameters = {"channels": self.target.channels, "preprocessing": geometry}
         if isinstance(source, EncodedSource):
             stamps = (source.cache_stamp(self.part, index) for index in range(source.num_images(self.part)))
-            geometry = {name: value for name, value in vars(preprocessing).items() if name != "random_box"}
-            parameters = {"channels": channels, "preprocessing": geometry}
             return compute_cache_key(parameters, stamps, source.cache_root)
         key = source.cache_key if isinstance(source, ArraySource) else ""
-        if not key or self._is_stored:
-            return key
-        key = f"{key}-{self.part}-{channels}x{preprocessing.size}"
-        key += "" if preprocessing.resize is None else f"-resize{preprocessing.resize}"
-        return key if preprocessing.interpolation == "bilinear" else f"{key}-{preprocessing.interpolation}"
+        return compute_cache_key(parameters, [self.part.encode()], key) if key and not self._is_stored else key
 
     @property
     def _is_stored(self) -> bool:

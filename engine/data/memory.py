@@ -142,10 +142,7 @@ class InMemoryLoader(DeviceLoader):
 
     def _drop_unreadable(self, request: BatchRequest) -> ReadableRequest:
         """Return the request without its unreadable images. Those that stay with a weight of 0 are black."""
-        unreadable = self._in_memory.unread.get(request.part)
-        if not unreadable:
-            return request, ()
-        rows = request.indices.tolist()
+        unreadable, rows = self._in_memory.unread.get(request.part, {}), request.indices.tolist()
         unread = tuple(unreadable[row] for row in rows if row in unreadable)
         if not unread:
             return request, ()

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -138,11 +139,10 @@ def write_shards(
             (unfinished / CLASS_FILES[0]).write_bytes(_class_file(scan.classes))
             for part, paths in scan.paths.items():
                 contents = map_ahead(pool, request.content, paths, AHEAD_PER_THREAD * threads)
-                with closing(_ShardWriter(unfinished, part)) as writer:
-                    for row, (path, content) in enumerate(zip(paths, contents, strict=True)):
-                        writer.add(_member_name(path, row, request.encoding), content, int(scan.labels[part][row]))
-                        done += 1
-                        on_progress(done, total)
+                names = (_member_name(path, row, request.encoding) for row, path in enumerate(paths))
+                for _ in _write_part(unfinished, part, zip(names, contents, scan.labels[part].tolist(), strict=True)):
+                    done += 1
+                    on_progress(done, total)
             size_bytes = sum(path.stat().st_size for path in unfinished.iterdir())
             unfinished.rename(output)
     except UnreadableImageError as error:
@@ -159,30 +159,23 @@ def write_shards(
     return PackSummary(str(output), images, len(scan.classes), size_bytes, source_bytes, scan.skipped)
 
 
-class _ShardWriter:
-    """Writes the shards of a part, each of about `SHARD_BYTES`."""
-
-    def __init__(self, folder: Path, part: Part) -> None:
-        self._folder, self._part, self._number = folder, part, 0
-        self._archive: tarfile.TarFile | None = None
-
-    def close(self) -> None:
-        """Complete the last shard."""
-        if self._archive is not None:
-            self._archive.close()
-
-    def add(self, name: str, content: bytes, label: int) -> None:
-        """Write an image and its label. Raises OSError."""
-        if self._archive is not None and self._archive.offset >= SHARD_BYTES:
-            self._archive.close()
-            self._archive, self._number = None, self._number + 1
-        if self._archive is None:
-            self._archive = tarfile.open(self._folder / f"{self._part}-{self._number:05d}.tar", "w")  # noqa: SIM115
-        key, _, extension = name.rpartition(".")
-        for ending, data in ((extension, content), ("cls", b"%d" % label)):
-            member = tarfile.TarInfo(f"{key}.{ending}")
-            member.size = len(data)
-            self._archive.addfile(member, BytesIO(data))
+def _write_part(folder: Path, part: Part, images: Iterator[tuple[str, bytes, int]]) -> Iterator[None]:
+    """Write the names, contents and labels of images to shards of about `SHARD_BYTES`, and yield after each. Raises
+    OSError."""
+    image = next(images, None)
+    for number in count():
+        if image is None:
+            return
+        with tarfile.open(folder / f"{part}-{number:05d}.tar", "w") as archive:
+            while image is not None and archive.offset < SHARD_BYTES:
+                name, content, label = image
+                key, _, extension = name.rpartition(".")
+                for ending, data in ((extension, content), ("cls", b"%d" % label)):
+                    member = tarfile.TarInfo(f"{key}.{ending}")
+                    member.size = len(data)
+                    archive.addfile(member, BytesIO(data))
+                image = next(images, None)
+                yield
 
 
 def _member_name(path: str, row: int, encoding: Encoding | None) -> str:

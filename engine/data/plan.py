@@ -1,7 +1,7 @@
 """Decide how the ranks of a run load their images: from memory or as a stream, and with how many workers.
 
 Rank 0 plans for all ranks (`engine.training.train`), and `engine.data.device` loads images as planned. Preflight uses
-`pipeline_problems` and `check_open_files`.
+`choose_pipeline`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.decoded_cache import read_cached
 from engine.data.sources.formats import model_input_format
 from engine.utils.codec import Count, Record
-from engine.utils.errors import Problem, UsageError, collect_problems
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder
 from engine.utils.host import free_bytes, free_memory
 from engine.utils.units import format_bytes
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 # Share of the free host memory, or of the free disk space of the cache, that decoded images may use.
 MAX_FREE_SHARE = 0.25
-# Descriptors of a rank: device files, sockets to other ranks, pipes to its DataLoader workers.
-BASE_OPEN_FILES = 64
 # Of the 1.1 ms that a photo of 500x375 takes, about 0.15 ms hold the GIL: 4 threads hold it half of the time.
 MAX_THREADS_PER_PROCESS = 4
 
@@ -120,18 +118,6 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
         advice = "set data.pipeline=stream or reduce data.image_size"
         raise UsageError.one("data.pipeline", f"memory is impossible: {reason}", advice, code="not-supported")
     return InputPlan("memory", "set by data.pipeline")
-
-
-def pipeline_problems(config: Config, source: ImageSource | None, local_world_size: int) -> list[Problem]:
-    """Return the problem of `data.pipeline: memory` for a run with `local_world_size` ranks on this node.
-
-    `source` is None if preflight has not opened the dataset: the ranks report it then.
-    """
-    problems = list[Problem]()
-    if config.data.pipeline == "memory" and source is not None:
-        with collect_problems(problems):
-            choose_pipeline(config, source, local_world_size)
-    return problems
 
 
 def _reason_to_stream(config: Config, source: ImageSource) -> str | None:
@@ -249,27 +235,18 @@ def batch_bytes(batch_size: int, image_format: ImageFormat) -> int:
     return batch_size * (pixels * np.dtype(image_format.dtype).itemsize + LABEL_BYTES)
 
 
-def shm_shortage(batches: int, nccl: int, available: int) -> list[Problem]:
-    """Return a shortage if batches and NCCL need more shared memory than is available, all in bytes.
+def shm_shortage(batches: int, nccl: int, available: int) -> Iterator[Problem]:
+    """Yield a shortage if batches and NCCL need more shared memory than is available, all in bytes.
 
     A DataLoader worker that writes to a full /dev/shm is killed by SIGBUS.
     """
-    if (needed := batches + nccl) <= available:
-        return []
-    users = [*(["the batches of the DataLoader workers"] if batches else []), *(["NCCL"] if nccl else [])]
-    advice = "reduce data.workers or data.prefetch, or " if batches else ""
-    return [
-        Problem(
+    if (needed := batches + nccl) > available:
+        users = [*(["the batches of the DataLoader workers"] if batches else []), *(["NCCL"] if nccl else [])]
+        free, used = format_bytes(available), format_bytes(needed)
+        yield Problem(
             "",
-            f"{SHM_PATH} has {format_bytes(available)} free, but {' and '.join(users)} can take {format_bytes(needed)}",
-            f"{advice}increase the shared memory (docker run --shm-size={ceil(1.5 * needed / 2**30)}g)",
+            f"{SHM_PATH} has {free} free, but {' and '.join(users)} can take {used}",
+            f"{'reduce data.workers or data.prefetch, or ' if batches else ''}increase the shared memory "
+            f"(docker run --shm-size={ceil(1.5 * needed / 2**30)}g)",
             code="shm-full",
         )
-    ]
-
-
-def check_open_files(limit: int | None) -> None:
-    """Raise UsageError if the hard open-file limit is too low for any rank; None means unlimited."""
-    if limit is not None and limit < BASE_OPEN_FILES:
-        reason = f"a process may open only {limit} files, but a run needs {BASE_OPEN_FILES}"
-        raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`", code="limit-too-low")

@@ -256,10 +256,6 @@ class DistributedBatchSampler:
         for epoch in range(1, -(-steps // self.steps_per_epoch) + 1):
             yield from self.train_requests(epoch)
 
-    def val_requests(self) -> Iterator[BatchRequest]:
-        """Yield this rank's validation batches. Over all ranks each image appears exactly once."""
-        return self.evaluation_requests("val", self.val_images)
-
     def evaluation_requests(self, part: Part, num_images: int) -> Iterator[BatchRequest]:
         """Yield this rank's batches of all images of a part. Over all ranks each image appears exactly once.
 
@@ -277,4 +273,4 @@ class DistributedBatchSampler:
         """
         for epoch in range(first_epoch, epochs + 1):
             yield from self.train_requests(epoch, first_batch if epoch == first_epoch else 0)
-            yield from self.val_requests()
+            yield from self.evaluation_requests("val", self.val_images)

@@ -30,7 +30,7 @@ from engine.config.training_sections import TIMM_PREFIX, AmpLevel
 from engine.config.user_code import check_user_code
 from engine.data.checks import build_sampler_from_counts, check_source, dataset_warnings, sampler_problems
 from engine.data.inspection_process import ImageCounts, check_user_data_code, find_item_format
-from engine.data.plan import check_open_files, pipeline_problems
+from engine.data.plan import choose_pipeline
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import TORCHVISION_DATASETS
 from engine.data.sources.open import open_downloaded_source, open_source_for_preflight
@@ -62,7 +62,7 @@ from engine.runs.journal import find_session_problem
 from engine.runs.ownership import check_claim
 from engine.runs.recorder import Listener
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
-from engine.utils.host import has_bfloat16_instructions, max_open_files
+from engine.utils.host import has_bfloat16_instructions
 from engine.utils.libraries import training_problem
 
 
@@ -258,8 +258,6 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
     """Check what does not depend on the number of ranks: model, user code, optimizer and run folder."""
     config = request.config
     with collect_problems(problems):
-        check_open_files(max_open_files())
-    with collect_problems(problems):
         resolve_model_source(config.model)
     with collect_problems(problems):
         # First, because the second imports the code.
@@ -312,7 +310,10 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
 def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size: int, *, devices_known: bool) -> None:
     """Check what depends on the number of ranks: batches, schedule and input pipeline."""
     problems = preflight.problems
-    problems += pipeline_problems(config, preflight.source, plan.local_world_size)
+    # The ranks report it if only they open the dataset.
+    if config.data.pipeline == "memory" and preflight.source is not None:
+        with collect_problems(problems):
+            choose_pipeline(config, preflight.source, plan.local_world_size)
     steps_per_epoch = _check_batches(config, preflight, plan, world_size)
     if not problems:
         # Last, because the errors of the user's code would be misleading while other values are invalid.

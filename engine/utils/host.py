@@ -51,12 +51,6 @@ def nearest_existing(path: Path) -> Path:
     return next((candidate for candidate in (path, *path.parents) if candidate.exists()), Path("/"))
 
 
-def max_open_files() -> int | None:
-    """Return the hard limit of open files (RLIMIT_NOFILE); None if unlimited."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return None if hard == resource.RLIM_INFINITY else hard
-
-
 def raise_open_files_limit() -> None:
     """Raise the limit of open files of this process and its future children to the hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

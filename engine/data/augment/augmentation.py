@@ -156,12 +156,6 @@ class Augmentation:
             indices=indices,
         )
 
-    def __call__(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
-        """Apply all transforms to a training batch, N x C x H x W uint8 on the CPU."""
-        return apply_batch_params(
-            self.apply_image_transforms(images, epoch, indices), self.draw_batch_params(epoch, indices)
-        )
-
     def apply_image_transforms(self, images: Tensor, epoch: int, indices: Indices) -> Tensor:
         """Apply the per-image transforms to a training batch, N x C x H x W uint8 on the CPU.
 

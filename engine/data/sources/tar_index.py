@@ -49,8 +49,6 @@ IMAGE_EXTENSIONS = {
 }
 MAX_LABEL_BYTES = 1 << 20
 MAX_LABEL = (1 << 31) - 1
-# Skipped members of one shard that are listed. The others are counted.
-MAX_SKIPPED = 1000
 
 
 class ShardError(CodedError):
@@ -159,9 +157,7 @@ def _build_index(paths: Sequence[str], stamps: Sequence[tuple[int, int]]) -> Tar
                 names += os.fsencode(member.name) + b"\0"
             if shard_stamp(file) != stamp:
                 raise ShardError(f"the shard {path} changes; start again when it is complete", code="data-changed")
-        skipped += (f"{path}: {reason}" for reason in reasons[:MAX_SKIPPED])
-        if len(reasons) > MAX_SKIPPED:
-            skipped.append(f"{path}: {len(reasons) - MAX_SKIPPED} more members")
+        skipped += (f"{path}: {reason}" for reason in reasons)
         if time.monotonic() - shown > PROGRESS_SECONDS:
             shown = time.monotonic()
             done = f"{number + 1} of {pluralize(len(paths), 'shard')}"

@@ -63,10 +63,6 @@ class UserDataset:
     def describe(self, part: Part) -> str:
         return f"{self.name}({part!r})"
 
-    def describe_error(self, error: Exception) -> str:
-        """Return an exception of the dataset in one line, with the line of the user's file."""
-        return describe_exception(error, self.code, self.packages)
-
     def item(self, part: Part, index: int) -> tuple[Image.Image | FloatImage, int]:
         """Return image and label of an item; the image is an array if it is a floating-point tensor.
 
@@ -77,7 +73,8 @@ class UserDataset:
         try:
             item = dataset[index]
         except Exception as error:
-            raise UnreadableImageError(f"{item_name} cannot be read: {self.describe_error(error)}") from error
+            reason = describe_exception(error, self.code, self.packages)
+            raise UnreadableImageError(f"{item_name} cannot be read: {reason}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UnreadableImageError(f"{item_name} is {describe_value(item)}; it must be an (image, label) pair")
         image, label = item

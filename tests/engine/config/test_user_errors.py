@@ -98,7 +98,8 @@ def provoke(key: str, name: str) -> None:
     elif key == "data.dataset":
         open_user_dataset(used.data, used.run)
     else:
-        Augmentation(used, FORMAT)(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 1, np.array([0]))
+        images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+        Augmentation(used, FORMAT).apply_image_transforms(images, 1, np.array([0]))
 
 
 @pytest.mark.parametrize(

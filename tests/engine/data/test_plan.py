@@ -18,10 +18,8 @@ from engine.data import batch
 from engine.data import plan as plan_module
 from engine.data.plan import (
     InputPlan,
-    check_open_files,
     choose_pipeline,
     loader_processes,
-    pipeline_problems,
     plan_input,
     shm_shortage,
     uses_threads,
@@ -97,10 +95,8 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
     )
     memory_config = resolve_config(None, ["data.pipeline=memory"]).config
     values = (" 337 KiB", " 1.2 MiB ", "data.pipeline=stream", "data.image_size")
-    assert has_problem(pipeline_problems(memory_config, source, 3), "not-supported", "data.pipeline", *values)
     with raises_problem("not-supported", "data.pipeline", *values):
         choose_pipeline(memory_config, source, 3)
-    assert pipeline_problems(config, source, 3) == []
 
 
 @pytest.mark.parametrize(
@@ -240,21 +236,14 @@ def test_threads_load_image_files_without_transforms_per_image(overrides: list[s
 
 
 def test_shared_memory_shortage_names_its_users_and_what_reduces_them() -> None:
-    assert shm_shortage(475 << 20, 0, 475 << 20) == []
+    assert not [*shm_shortage(475 << 20, 0, 475 << 20)]
     values = ("/dev/shm ", " 475 MiB", "data.workers", "data.prefetch", "(docker run --shm-size=1g)")
-    assert has_problem(shm_shortage(475 << 20, 0, 64 << 20), "shm-full", "", *values)
-    both = shm_shortage(475 << 20, 137 << 20, 475 << 20)
+    assert has_problem([*shm_shortage(475 << 20, 0, 64 << 20)], "shm-full", "", *values)
+    both = [*shm_shortage(475 << 20, 137 << 20, 475 << 20)]
     assert has_problem(both, "shm-full", "", " 475 MiB ", " 612 MiB", "NCCL", "data.workers")
-    nccl = shm_shortage(0, 137 << 20, 64 << 20)
+    nccl = [*shm_shortage(0, 137 << 20, 64 << 20)]
     assert has_problem(nccl, "shm-full", "", " 64 MiB ", " 137 MiB")
     assert "data." not in str(nccl[0]), "NCCL has no key that reduces it"
-
-
-def test_too_few_open_files_for_any_rank_are_refused() -> None:
-    check_open_files(None)
-    check_open_files(64)
-    with raises_problem("limit-too-low", "open files", " 63 ", " 64;", "`ulimit -n 1024`"):
-        check_open_files(63)
 
 
 @pytest.mark.nightly

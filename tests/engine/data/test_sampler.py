@@ -131,7 +131,7 @@ def test_sampler_val_covers_each_image_once(world: int) -> None:
     indices = [
         index
         for rank in range(world)
-        for batch in make_sampler(rank, world).val_requests()
+        for batch in make_sampler(rank, world).evaluation_requests("val", 101)
         for index in batch.indices.tolist()
     ]
     assert sorted(indices) == list(range(101))
@@ -188,10 +188,10 @@ def test_sampler_counts_remaining_images_of_epoch(drop_last: bool, images: int) 
 
 
 def test_sampler_warns_about_many_dropped_images() -> None:
-    assert sampler_warnings(make_sampler(0, 2)) == [], "7 of 103"
+    assert not [*sampler_warnings(make_sampler(0, 2))], "7 of 103"
     (warning,) = sampler_warnings(make_sampler(0, 2, batch=20))
     assert has_problem([warning], "images-dropped", "", "23 of 103 ", "data.drop_last=false")
-    assert sampler_warnings(make_sampler(0, 2, batch=20, drop_last=False)) == []
+    assert not [*sampler_warnings(make_sampler(0, 2, batch=20, drop_last=False))]
 
 
 def test_sampler_computes_smallest_batch_of_any_rank() -> None:

@@ -120,7 +120,7 @@ def test_sampler_with_dp_multiplies_batch_size_by_gpus() -> None:
     assert (dp.batch_size, dp.global_batch, dp.num_devices) == (80, 80, 4)
     assert (ddp.batch_size, ddp.global_batch, ddp.num_devices) == (20, 80, 4)
     # With DataParallel, only the first GPU evaluates.
-    assert next(dp.val_requests()).indices.tolist() == list(range(20))
+    assert next(dp.evaluation_requests("val", dp.val_images)).indices.tolist() == list(range(20))
     assert next(dp.train_requests(1)).indices.tolist() == [
         index
         for rank in range(4)

@@ -16,10 +16,10 @@ from torchvision.transforms.v2 import functional as reference
 
 from engine.config.loader import resolve_config
 from engine.config.user_errors import UserCodeError
-from engine.data.augment.augmentation import Augmentation
+from engine.data.augment.augmentation import Augmentation, apply_batch_params
 from engine.data.augment.crops import random_resized_crop_box, random_resized_crop_boxes
 from engine.data.augment.mixup import MixupCutmix
-from engine.data.sampler import RandomStream, random_bits
+from engine.data.sampler import Indices, RandomStream, random_bits
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.open import open_source
 from support.messages import raises_problem
@@ -32,6 +32,12 @@ BILINEAR = InterpolationMode.BILINEAR
 
 def augmentation(*overrides: str, images: ImageFormat = RGB) -> Augmentation:
     return Augmentation(resolve_config(None, [f"augment.{override}" for override in overrides]).config, images)
+
+
+def augmented_by(augmentation: Augmentation, images: Tensor, epoch: int, indices: Indices) -> Tensor:
+    """Apply all transforms to a training batch on the CPU."""
+    transformed = augmentation.apply_image_transforms(images, epoch, indices)
+    return apply_batch_params(transformed, augmentation.draw_batch_params(epoch, indices))
 
 
 def transform_one_by_one(transform: v2.Transform, stream: RandomStream, images: Tensor, epoch: int) -> Tensor:
@@ -71,7 +77,7 @@ def transform_one_by_one(transform: v2.Transform, stream: RandomStream, images: 
 def test_augmentation_matches_torchvision_seeded_per_image(
     overrides: tuple[str, ...], stream: RandomStream, transform: v2.Transform
 ) -> None:
-    augmented = augmentation(*overrides)(IMAGES, 3, ALL)
+    augmented = augmented_by(augmentation(*overrides), IMAGES, 3, ALL)
     assert torch.equal(augmented, transform_one_by_one(transform, stream, IMAGES, 3))
     assert not torch.equal(augmented, IMAGES)
 
@@ -81,20 +87,23 @@ def test_augmentation_applies_transforms_in_order() -> None:
     steps += [("contrast=0.8",), ("grayscale=0.5",), ("blur=0.5",), ("erasing=1.0",)]
     expected = IMAGES
     for step in steps:
-        expected = augmentation(*step)(expected, 1, ALL)
-    assert torch.equal(augmentation(*(key for step in steps for key in step))(IMAGES, 1, ALL), expected)
+        expected = augmented_by(augmentation(*step), expected, 1, ALL)
+    together = augmentation(*(key for step in steps for key in step))
+    assert torch.equal(augmented_by(together, IMAGES, 1, ALL), expected)
 
 
 def test_vertical_flip_flips_half_of_the_images_independently_of_horizontal_flip() -> None:
     many, indices = IMAGES.repeat(50, 1, 1, 1), np.arange(400)
-    flipped = (augmentation("vertical_flip=true")(many, 1, indices) == many.flip(-2)).flatten(1).all(1)
-    mirrored = (augmentation("flip=true")(many, 1, indices) == many.flip(-1)).flatten(1).all(1)
+    flipped = (augmented_by(augmentation("vertical_flip=true"), many, 1, indices) == many.flip(-2)).flatten(1).all(1)
+    mirrored = (augmented_by(augmentation("flip=true"), many, 1, indices) == many.flip(-1)).flatten(1).all(1)
     assert 160 < flipped.sum() < 240
     assert 160 < (flipped == mirrored).sum() < 240
 
 
 def test_randaugment_draws_magnitude_of_each_operation() -> None:
-    augmented = augmentation("policy=randaugment", "policy_magnitude=15", "policy_magnitude_std=9")(IMAGES, 3, ALL)
+    augmented = augmented_by(
+        augmentation("policy=randaugment", "policy_magnitude=15", "policy_magnitude_std=9"), IMAGES, 3, ALL
+    )
     magnitudes = []
     for image, result, seed in zip(
         IMAGES, augmented, random_bits(0, RandomStream.POLICY, 3, ALL).tolist(), strict=True
@@ -173,13 +182,13 @@ def change(image):
 def test_user_transform_draws_from_any_generator_and_restores_rng_state(tmp_path: Path) -> None:
     augment, images = user_augmentation(tmp_path, DRAWS), IMAGES.clone()
     before = (random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist())
-    augmented = augment(images, 1, ALL)
+    augmented = augmented_by(augment, images, 1, ALL)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == (before[0], before[2])
     assert torch.equal(torch.get_rng_state(), before[1])
     random.seed(7)
     np.random.seed(7)
     torch.manual_seed(7)
-    assert torch.equal(augment(IMAGES[[6, 1]].clone(), 1, np.array([6, 1])), augmented[[6, 1]])
+    assert torch.equal(augmented_by(augment, IMAGES[[6, 1]].clone(), 1, np.array([6, 1])), augmented[[6, 1]])
     assert len({tuple(image[:, 0, 0].tolist()) for image in augmented}) == 8
 
 
@@ -195,7 +204,7 @@ def test_user_transform_draws_from_any_generator_and_restores_rng_state(tmp_path
 def test_user_transform_error_names_transform(tmp_path: Path, body: str, values: list[str]) -> None:
     augment = user_augmentation(tmp_path, f"def change(image):\n    {body}")
     with raises_problem("user-code-failed", "", "augment.transform own_", ":change ", *values, kind=UserCodeError):
-        augment(IMAGES, 1, ALL)
+        augmented_by(augment, IMAGES, 1, ALL)
 
 
 def test_user_transform_rejects_missing_name_and_non_callable(tmp_path: Path) -> None:
