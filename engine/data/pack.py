@@ -25,14 +25,7 @@ from engine.data.checks import ALLOW_EMPTY, empty_class_problems
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.folder import FolderScan, scan_folder
-from engine.data.sources.image import (
-    convert_mode,
-    named_image,
-    natural_mode,
-    open_image,
-    read_image_file,
-    rotate_upright,
-)
+from engine.data.sources.image import load_picture, named_image, read_image_file
 from engine.data.sources.tar_index import IMAGE_EXTENSIONS
 from engine.data.sources.webdataset import CLASS_FILES, parse_class_names
 from engine.utils.codec import Meta, Record
@@ -60,16 +53,13 @@ def reencode(data: bytes, encoding: Encoding) -> bytes:
 
     The training ignores color profiles. Raises UnusableImageError, and the errors of Pillow's decoders.
     """
-    with open_image(data) as image:
-        upright = rotate_upright(image)
-        picture = convert_mode(upright, natural_mode(upright))
-        longer = max(picture.size)
-        if encoding.max_side is not None and longer > encoding.max_side:
-            width, height = (max(round(side * encoding.max_side / longer), 1) for side in picture.size)
-            picture = picture.resize((width, height), Image.Resampling.LANCZOS)
-        buffer = BytesIO()
-        # An empty comment replaces the comment of the original.
-        picture.save(buffer, "JPEG", quality=encoding.quality, comment=b"")
+    picture, buffer = load_picture(data), BytesIO()
+    longer = max(picture.size)
+    if encoding.max_side is not None and longer > encoding.max_side:
+        width, height = (max(round(side * encoding.max_side / longer), 1) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.LANCZOS)
+    # An empty comment replaces the comment of the original.
+    picture.save(buffer, "JPEG", quality=encoding.quality, comment=b"")
     return buffer.getvalue()
 
 

@@ -17,7 +17,6 @@ from engine.data.sources.folder_layout import walk_files
 from engine.data.sources.image import UnusableImageError, read_image
 from engine.inference.trained_model import TrainedModel
 from engine.utils.errors import Problem
-from engine.utils.files import is_file
 
 BATCH_SIZE = 64
 
@@ -78,14 +77,11 @@ def read_batches(
 
 def read_image_or_error(path: Path, image_format: ImageFormat) -> Images | Problem:
     """Return the decoded and resized image, or the reason why it cannot be read."""
-    if not is_file(path):
-        if path.exists():
-            return Problem("", "is not a file", code="not-a-file")
-        return Problem("", "does not exist", code="not-found")
     try:
         return read_image(path, image_format)
     except UnreadableImageError as error:
         cause = error.__cause__
         if isinstance(cause, UnusableImageError):
             return Problem("", f"is {cause}", code=cause.code)
-        return Problem("", f"cannot be read: {getattr(cause, 'strerror', None) or cause}", code="bad-image")
+        code = "not-found" if isinstance(cause, FileNotFoundError) else "bad-image"
+        return Problem("", f"cannot be read: {getattr(cause, 'strerror', None) or cause}", code=code)

@@ -13,15 +13,7 @@ import numpy as np
 from PIL import Image
 
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.image import (
-    UnusableImageError,
-    convert_mode,
-    decode_error_reason,
-    natural_mode,
-    open_image,
-    read_image_file,
-    rotate_upright,
-)
+from engine.data.sources.image import UnusableImageError, load_picture, named_image, read_image_file
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import InspectedImage, Inspection
 from engine.utils.files import path_of_descriptor
@@ -42,13 +34,12 @@ def load_preview(run: RunFolder, inspection: Inspection, image: InspectedImage) 
         reason = "the inspection has pictures of the worst images only"
         raise UnreadableImageError(f"there is no picture of {image.name}: {reason}", code="not-recorded")
     path = Path(inspection.info.root, image.path)
-    try:
+    with named_image(lambda: str(path)):
         is_foreign = run.foreign_reason() is not None
-        return _decode(_read_foreign_file(path, run.status().st_uid) if is_foreign else read_image_file(path))
-    except Exception as error:
-        # Decoders raise arbitrary exceptions for a damaged file.
-        reason = f"it is {error}" if isinstance(error, UnusableImageError) else decode_error_reason(error)
-        raise UnreadableImageError(f"the image {path} cannot be shown: {reason}", code="bad-image") from error
+        data = _read_foreign_file(path, run.status().st_uid) if is_foreign else read_image_file(path)
+        picture = load_picture(data, MAX_PREVIEW_SIDE)
+        picture.thumbnail((MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE), Image.Resampling.BILINEAR)
+        return picture
 
 
 def _read_foreign_file(path: Path, owner: int) -> bytes:
@@ -69,17 +60,3 @@ def _read_foreign_file(path: Path, owner: int) -> bytes:
         return read_image_file(opened)
     finally:
         os.close(handle)
-
-
-def _decode(data: bytes) -> Image.Image:
-    """Return the picture of a file. Raises UnusableImageError, OSError, and the errors of Pillow's decoders."""
-    with open_image(data) as image:
-        # Decodes a large JPEG at 1/2, 1/4 or 1/8 scale.
-        image.draft("RGB", (MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE))
-        upright = rotate_upright(image)
-        picture = convert_mode(upright, natural_mode(upright))
-        if picture is image:
-            # The original is closed after it is decoded.
-            picture = image.copy()
-        picture.thumbnail((MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE), Image.Resampling.BILINEAR)
-        return picture

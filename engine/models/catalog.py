@@ -15,10 +15,9 @@ from engine.config.data_sections import Fit, Interpolation
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
 from engine.utils.codec import ENTRIES, Count, FileRecord, Number, Positive, Record, Side, find_user_record
-from engine.utils.errors import UsageError, did_you_mean, not_installed
+from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import cache_folder
-from engine.utils.helper_process import HelperError
-from engine.utils.libraries import cached_listing, installed_version
+from engine.utils.libraries import cached_listing, listing_name
 
 ModelSource = Literal["user", "builtin", "torchvision", "timm"]
 # In the search order of model.source=auto.
@@ -125,7 +124,7 @@ def cached_model_names() -> list[str]:
     """Return the names of the built-in models and of those in the user's cache. It starts no process."""
     names = list(BUILTIN_MODELS)
     for source in MODEL_SOURCES[1:]:
-        cached = find_user_record(cache_folder(), _listing_file_name(source), ModelListing)
+        cached = find_user_record(cache_folder(), listing_name("models", source), ModelListing)
         names += [] if cached is None else [model.name for model in cached.models]
     return list(dict.fromkeys(names))
 
@@ -134,15 +133,8 @@ def read_listing(source: str) -> ModelListing:
     """Return the models of torchvision or timm from the cache, else from a helper process.
 
     Raises UsageError if the library is missing or broken."""
-    if installed_version(source) is None:
-        raise UsageError.one("model.source", not_installed(source), code="not-installed")
-    try:
-        name = _listing_file_name(source)
-        return cached_listing(name, ModelListing, _HELPER_MODULE, CatalogRequest(source=source))
-    except HelperError as error:
-        raise UsageError.one(
-            "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
-        ) from error
+    request = CatalogRequest(source=source)
+    return cached_listing("models", source, "model.source", ModelListing, _HELPER_MODULE, request)
 
 
 def builtin_models() -> list[CatalogModel]:
@@ -156,7 +148,3 @@ def filter_models(models: Sequence[CatalogModel], query: str | None) -> list[Cat
         return list(models)
     pattern = query.lower() if any(sign in query for sign in "*?[") else f"*{query.lower()}*"
     return [model for model in models if fnmatch.fnmatchcase(model.name.lower(), pattern)]
-
-
-def _listing_file_name(source: str) -> str:
-    return f"models-{source}-{installed_version(source)}.json"

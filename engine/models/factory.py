@@ -16,7 +16,7 @@ from engine.config.user_errors import describe_exception
 from engine.data.sources.base import ImageFormat
 from engine.models.builtin import BUILTIN_BUILDERS
 from engine.models.catalog import resolve_model_source
-from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
 from engine.utils.text import pluralize
 
 # Options with which timm's builders load weights. Reserved, because model.weights does this.
@@ -88,8 +88,7 @@ def call_builder(
             problems.append(
                 Problem("model.options", f"{model.name} requires {name}; set it here", code="missing-value")
             )
-    if problems:
-        raise UsageError(problems)
+    raise_if_any(problems)
     return builder(**size_kwargs, **model.options)
 
 
@@ -150,8 +149,7 @@ def _build_library_model(
     image_size: int,
     forbidden_options: Iterable[str] = (),
 ) -> nn.Module:
-    if problems := _reserved_option_problems(model, [*derived_kwargs, *forbidden_options]):
-        raise UsageError(problems)
+    raise_if_any(_reserved_option_problems(model, [*derived_kwargs, *forbidden_options]))
     try:
         return builder(model.name, **derived_kwargs, **model.options)
     except Exception as error:

@@ -24,7 +24,7 @@ from engine.optim.lr_schedule import scaled_lr
 from engine.optim.param_groups import ParamGroup, build_param_groups
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.optim.user_optimizer import build_user_optimizer, restored_groups
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.libraries import import_library
 
 OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
@@ -98,8 +98,7 @@ def _build_muon(param_groups: list[ParamGroup], lr: float, arguments: dict[str, 
 
 
 def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) -> Optimizer:
-    if problems := timm_optimizer_problems(config):
-        raise UsageError(problems)
+    raise_if_any(timm_optimizer_problems(config))
     timm_optim = import_library("timm.optim", "optim.name")
     options, name = timm_options(config.name), config.name.removeprefix(TIMM_PREFIX)
     momentum = {"momentum": options["momentum"].default} if "momentum" in options else {}

@@ -28,9 +28,9 @@ from engine.utils.codec import (
     Record,
     convert,
 )
-from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
-from engine.utils.helper_process import HelperError, ParentPipe
-from engine.utils.libraries import cached_listing, import_library, installed_version
+from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.helper_process import ParentPipe
+from engine.utils.libraries import cached_listing, import_library
 
 DefaultValue = bool | Integer | Finite | str | tuple[Finite, ...] | None
 
@@ -62,7 +62,8 @@ def timm_optimizer_problems(optim: OptimConfig) -> list[Problem]:
 
 def timm_options(name: str) -> dict[str, OptimizerOption]:
     """Return the options of `timm:NAME`. Raises UsageError if timm lacks the optimizer or it is not supported."""
-    catalog = _catalog()
+    listing = cached_listing("optimizers", "timm", "optim.name", TimmOptimizers, "engine.optim.timm_optimizers")
+    catalog = listing.optimizers
     timm_name = name.removeprefix(TIMM_PREFIX)
     if timm_name.startswith("lookahead_"):
         raise UsageError.one("optim.name", f"{name}: timm's lookahead wrapper is not supported", code="not-supported")
@@ -83,19 +84,6 @@ def _option_from_default(key: str, default: DefaultValue) -> OptimizerOption:
     if common is not None and (default is None or common.is_valid(default) or default == 0):
         return OptimizerOption(default, common)
     return OptimizerOption(default, ValueRule("a value that timm accepts", lambda value: True))
-
-
-def _catalog() -> dict[str, TimmOptimizer]:
-    installed = installed_version("timm")
-    if installed is None:
-        raise UsageError.one("optim.name", not_installed("timm"), code="not-installed")
-    name = f"optimizer-defaults-timm-{installed}.json"
-    try:
-        return cached_listing(name, TimmOptimizers, "engine.optim.timm_optimizers").optimizers
-    except HelperError as error:
-        raise UsageError.one(
-            "optim.name", f"timm's optimizers cannot be listed: {error}", code="library-failed"
-        ) from error
 
 
 def main(parent: ParentPipe) -> None:

@@ -40,7 +40,7 @@ from engine.runs.events import WarningEvent
 from engine.training.job import Job
 from engine.training.loop import train_step
 from engine.training.trainer import Trainer, build_trainer
-from engine.utils.codec import Count, Record
+from engine.utils.answers import Answer
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
 from engine.utils.text import pluralize
@@ -58,12 +58,6 @@ MAX_CPU_BATCH_SIZE = 4096
 MAX_CPU_STEP_SECONDS = 2.0
 
 
-class FittingBatch(Record, frozen=True, kw_only=True):
-    """The largest batch size of a rank, 0 if not one image fits."""
-
-    size: Count
-
-
 def with_largest_batch_size(job: Job, rank_info: RankInfo, store: Store, channel: Channel, source: ImageSource) -> Job:
     """Return the job with the largest batch size that fits on all ranks. A collective on the store.
 
@@ -72,7 +66,8 @@ def with_largest_batch_size(job: Job, rank_info: RankInfo, store: Store, channel
     limit = trials.limit if job.plan.on_gpu else min(trials.limit, MAX_CPU_BATCH_SIZE)
     size = largest_fitting(trials.fits, limit)
     trials.end()
-    sizes = [each.size for each in exchange(store, rank_info, "batch_size", FittingBatch(size=size))]
+    # 0 if not one image fits.
+    sizes = [each.get() for each in exchange(store, rank_info, "batch_size", Answer(size))]
     if 0 in sizes:
         reason = f"auto: not even one image fits into the free memory of rank {sizes.index(0)}"
         advice = "reduce data.image_size or device.ranks, or use another model.name"

@@ -134,13 +134,14 @@ def save_checkpoint(
     name = f"step-{state['step']:08d}.pt"
     folder.mkdir(exist_ok=True)
     with opened_folder(folder) as opened:
-        replace_file(opened / name, write, durable=True)
+        # The best one first: killed here, the run resumes from the step before, and takes this one again.
+        replace_file(opened / ("best.pt" if best else name), write, durable=True)
+        if best:
+            link_file(opened / "best.pt", opened / name)
         # Delete before linking: on a file system without hard links, links are copies and need the space.
         for old in checkpoints_by_step(opened)[keep:]:
             old.unlink(missing_ok=True)
         link_file(opened / name, opened / "last.pt")
-        if best:
-            link_file(opened / name, opened / "best.pt")
         fsync_folder(opened)
     return folder / name
 
@@ -154,10 +155,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     damaged: list[str] = []
     for path in list_checkpoints(folder):
         try:
-            state = load_checkpoint(path)
-            if state["step_in_epoch"] == 0 and 0 < state["best_epoch"] == state["epoch"] - 1:
-                _link_best(path, state["step"], folder / "best.pt")
-            return path, state, damaged
+            return path, load_checkpoint(path), damaged
         except DamagedCheckpointError as error:
             damaged.append(f"{path.name} {error}")
             with suppress(OSError):
@@ -170,23 +168,6 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
             code="damaged",
         )
     return None, {}, damaged
-
-
-def _link_best(path: Path, step: int, best: Path) -> None:
-    """Complete a `save_checkpoint` that was killed before it linked the best checkpoint, which then is older.
-
-    Steps tell which one is older: the clock of the host may have been set back between two checkpoints."""
-    with suppress(OSError, UsageError):
-        if not best.exists() or (not best.samefile(path) and _step_of(best) < step):
-            link_file(path, best)
-
-
-def _step_of(path: Path) -> int:
-    """Return the step of a checkpoint, -1 if it is damaged. Raises OSError and UsageError."""
-    try:
-        return int(load_checkpoint(path)["step"])
-    except DamagedCheckpointError:
-        return -1
 
 
 class _Content(Record, frozen=True, kw_only=True):

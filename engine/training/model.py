@@ -170,11 +170,12 @@ class Model:
         """
         config, device = self.config, self.device
         network = build_model(config, image_format.channels, len(classes), image_format.size)
-        check_model(network, config, image_format, image_format.size, len(classes))
-        for size in set(image_format.train_sizes) - {image_format.size}:
-            check_model(network, config, image_format, size, len(classes), size_key="data.size_schedule")
-        if image_format.val_size not in image_format.train_sizes:
-            check_model(network, config, image_format, image_format.val_size, len(classes), size_key="data.val_crop")
+        sizes = {
+            image_format.val_size: "data.val_crop",
+            **dict.fromkeys(image_format.train_sizes, "data.size_schedule"),
+        }
+        for size, key in reversed((sizes | {image_format.size: "data.image_size"}).items()):
+            check_model(network, config, image_format, size, len(classes), size_key=key)
         with collect_problems(problems):
             if checkpoint:
                 load_checkpoint_weights(network, checkpoint, config)

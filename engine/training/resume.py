@@ -16,8 +16,9 @@ from torch.distributed import Store
 from engine.config.resume import describe_changes, find_changes, immutable_key_problems
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.data.sampler import PARTS, Part
+from engine.data.sampler import PARTS
 from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.folder_layout import PART_NOUNS
 from engine.data.sources.formats import model_input_format
 from engine.distributed.messages import HostProblems, decide_on_rank_0, exchange, merge_problems
 from engine.distributed.rank_env import RankInfo
@@ -37,7 +38,6 @@ from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_
 from engine.utils.text import list_names
 from engine.utils.units import format_lr
 
-PART_NOUNS: dict[Part, str] = {"train": "training", "val": "validation"}
 MAX_LISTED_CLASSES = 5
 # A rise of the learning rate at a resume that is worth a warning.
 MIN_LR_RISE = 1.1

@@ -14,7 +14,7 @@ from engine.utils.answers import Answer
 from engine.utils.codec import FileRecord, find_user_record, write_user_record
 from engine.utils.errors import EXTRAS, Problem, UsageError, not_installed
 from engine.utils.files import cache_folder
-from engine.utils.helper_process import ask_helper
+from engine.utils.helper_process import HelperError, ask_helper
 
 Listing = TypeVar("Listing", bound=FileRecord)
 
@@ -48,13 +48,27 @@ def check_training(location: str, advice: str = "") -> None:
         raise UsageError([problem])
 
 
-def cached_listing(name: str, kind: type[Listing], helper: str, request: object = None) -> Listing:
-    """Return what a library lists, from the file `name` in the user's cache, else from the helper process `helper`.
+def listing_name(what: str, library: str) -> str:
+    """Return the name of the file in the user's cache that has what the installed version of a library lists."""
+    return f"{what}-{library}-{installed_version(library)}.json"
 
-    The process imports the library. Raises UsageError if that fails, and HelperError."""
+
+def cached_listing(
+    what: str, library: str, key: str, kind: type[Listing], helper: str, request: object = None
+) -> Listing:
+    """Return what a library lists, such as its models, from the user's cache, else from the helper process `helper`.
+
+    The process imports the library. Raises UsageError for `key` if the library is not installed or that fails."""
+    if installed_version(library) is None:
+        raise UsageError.one(key, not_installed(library), code="not-installed")
+    name = listing_name(what, library)
     if (cached := find_user_record(cache_folder(), name, kind)) is not None:
         return cached
-    answer: Answer[Listing] = ask_helper(helper, Answer[kind], request)  # type: ignore[valid-type]
+    try:
+        answer: Answer[Listing] = ask_helper(helper, Answer[kind], request)  # type: ignore[valid-type]
+    except HelperError as error:
+        reason = f"the {what} of {library} cannot be listed: {error}"
+        raise UsageError.one(key, reason, code="library-failed") from error
     listing = answer.get()
     # Without a cache, the next call starts the process again.
     with suppress(OSError):

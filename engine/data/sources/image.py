@@ -173,6 +173,20 @@ def read_image(path: Path, image_format: ImageFormat) -> Images:
     return pixels
 
 
+def load_picture(data: bytes, min_side: int = 0) -> Image.Image:
+    """Decode the content of an image file for people: upright, RGB or grayscale, transparent pixels on white.
+
+    With `min_side`, a large JPEG is decoded at 1/2, 1/4 or 1/8 scale, with sides of at least so many pixels. Raises
+    UnusableImageError, and the errors of Pillow's decoders."""
+    with open_image(data) as image:
+        if min_side:
+            image.draft("RGB", (min_side, min_side))
+        upright = rotate_upright(image)
+        picture = convert_mode(upright, natural_mode(upright))
+        # The original is closed after it is decoded.
+        return picture.copy() if picture is image else picture
+
+
 def empty_images(*shape: int, dtype: str = "uint8") -> Images:
     """Return uninitialized images, ... x C x H x W, with the channels last in memory."""
     *counts, channels, height, width = shape

@@ -115,7 +115,7 @@ def test_timm_model_fits_classes_channels_and_size(name: str, size: int) -> None
 
 def test_build_model_reports_missing_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "engine.models.catalog.installed_version", lambda name: None if name == "timm" else version(name)
+        "engine.utils.libraries.installed_version", lambda name: None if name == "timm" else version(name)
     )
     assert has_problem(refusal("test_vit", source="timm"), "not-installed", "model.source", "pip install timm")
     assert has_problem(refusal("test_vit"), "unknown-value", "model.name", "'test_vit'")

@@ -23,6 +23,7 @@ from engine.models.catalog import (
 from engine.models.catalog_process import list_timm
 from engine.models.factory import build_model
 from engine.models.pretrained_input import find_pretrained_input
+from engine.utils import libraries
 from engine.utils.codec import write_record
 from engine.utils.errors import UsageError, not_installed
 from support.messages import has_problem, raises_problem
@@ -91,7 +92,7 @@ def test_input_of_timm_weights_is_that_of_their_data_config(cache: Path, forbid_
     from timm.data import resolve_data_config, transforms_factory
 
     # In this process, which has imported timm: another one takes seconds.
-    listing = cache / "gputrain" / f"models-timm-{catalog.installed_version('timm')}.json"
+    listing = cache / "gputrain" / f"models-timm-{libraries.installed_version('timm')}.json"
     write_record(listing, list_timm())
     names = [
         "resnet50",
@@ -120,7 +121,7 @@ def test_input_of_timm_weights_is_that_of_their_data_config(cache: Path, forbid_
 
 def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = tmp_path / "gputrain" / f"models-torchvision-{catalog.installed_version('torchvision')}.json"
+    path = tmp_path / "gputrain" / f"models-torchvision-{libraries.installed_version('torchvision')}.json"
     path.parent.mkdir()
     model: dict[str, object] = {"source": "torchvision", "name": "resnet18", "weights": []}
     models = [{"name": "resnet18"}, model | {"name": 5}, model | {"top1": "69"}, model | {"parameters": [5]}]
@@ -178,8 +179,8 @@ def test_resolve_model_source_suggests_nearest_model(name: str, source: Any, val
 
 
 def test_resolve_model_source_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = catalog.installed_version
-    monkeypatch.setattr(catalog, "installed_version", lambda name: None if name == "timm" else installed(name))
+    installed = libraries.installed_version
+    monkeypatch.setattr(libraries, "installed_version", lambda name: None if name == "timm" else installed(name))
     with raises_problem("not-installed", "model.source", "pip install timm"):
         resolve_model_source(ModelConfig(name="resnet50d", source="timm"))
     with raises_problem("unknown-value", "model.name", "'resnet50d'", f"({not_installed('timm')})"):

@@ -12,9 +12,9 @@ import torch
 from engine.config.effects import optimizer_keys_without_effect
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
-from engine.optim import timm_optimizers
 from engine.optim.optimizers import build_optimizer, optimizer_step
 from engine.optim.timm_optimizers import TimmOptimizers, timm_optimizer_problems, timm_options
+from engine.utils import libraries
 from engine.utils.answers import Answer
 from engine.utils.codec import convert
 from support.messages import has_problem
@@ -95,7 +95,7 @@ def test_key_that_timm_optimizer_lacks_has_no_effect(optim: OptimConfig, values:
 )
 def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = tmp_path / "gputrain" / f"optimizer-defaults-timm-{timm_optimizers.installed_version('timm')}.json"
+    path = tmp_path / "gputrain" / f"optimizers-timm-{libraries.installed_version('timm')}.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"format": 1, "optimizers": damaged}))
     described = {"optimizers": {"lamb": {"options": {"eps": 1e-6}, "refused": ""}}}
@@ -105,7 +105,7 @@ def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, mon
 
 
 def test_timm_optimizer_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timm_optimizers, "installed_version", lambda _: None)
+    monkeypatch.setattr(libraries, "installed_version", lambda _: None)
     [problem] = timm_optimizer_problems(OptimConfig(name="timm:lamb"))
     assert has_problem([problem], "not-installed", "optim.name", "pip install timm")
     assert timm_optimizer_problems(OptimConfig(name="sgd")) == []
