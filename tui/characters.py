@@ -19,7 +19,7 @@ CHARACTERS_VARIABLE, CHOICES = "GPUTRAIN_CHARACTERS", ("auto", "ascii", "utf-8")
 BASIC_TERMS = ("linux", "vt100", "vt220", "ansi", "cons25", "eterm")
 # What is written in place of each of these characters.
 REPLACED = {
-    "-": "─━╴╶╸╺╼╾┄┅┈┉╌╍▔‐‑‒–—―−",
+    "-": "◐─━╴╶╸╺╼╾┄┅┈┉╌╍▔‐‑‒–—―−",
     "|": "│┃╵╷╹╻╽╿║▌▍▎▏▐▕",
     ":": "┆┇┊┋╎╏░",
     "=": "═‖≠",

@@ -40,8 +40,8 @@ class QueueRow:
 
     `since` is when the run joined the queue, in Unix seconds; `gpus` its `device.gpus`. `reason` is what it waits for,
     as a sentence that may come from another user. `min_free` is the memory in bytes that it reserves of each GPU, 0 for
-    whole GPUs, and `begin` the Unix time before which it does not start, 0 for none. `folder` is empty for the runs of
-    other users.
+    whole GPUs, and `begin` the Unix time before which it does not start, 0 for none. `folder` is empty, and so is
+    `after`, the names of the runs that it was told to wait for, for the runs of other users.
     """
 
     name: str
@@ -58,6 +58,7 @@ class QueueRow:
     min_free: int = 0
     begin: float = 0.0
     folder: str = ""
+    after: tuple[str, ...] = ()
     key: str = ""
 
     @property
@@ -134,6 +135,8 @@ def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | 
         "begin": RowState.SCHEDULED,
         "limit": RowState.LIMITED,
     }
+    folder = entry.run_folder()
+    state = read_queue_state(RunFolder(Path(folder))) if folder and entry.blocked == "dependency" else None
     return QueueRow(
         name=entry.run,
         user=entry.user,
@@ -148,7 +151,8 @@ def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | 
         share=entry.share,
         min_free=entry.min_free,
         begin=entry.begin,
-        folder=entry.run_folder(),
+        folder=folder,
+        after=() if state is None else tuple(dependency.name for dependency in state.after),
         key=f"waiting {entry.key}",
     )
 

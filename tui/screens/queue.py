@@ -12,9 +12,12 @@ from typing import ClassVar, Literal
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.containers import Container
 
+from engine.gpus.selection import CPU
 from engine.queue.listing import QueueRow, RowState
 from engine.runs.folder import RunFolder
+from engine.show.table import fit
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names, printable
 from tui.keymap import QUEUE_KEYS, Key
@@ -24,9 +27,8 @@ from tui.pollers.watched import Watched
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import confirm
 from tui.tables import styled, wrap_text
-from tui.tables.queue import describe_row, gpus_line, queue_status_line, queue_table, queued_runs
+from tui.tables.queue import SCREEN_COLUMNS, describe_row, queue_devices, queue_title, queued_runs, strip_lines
 from tui.widgets.lines import KeyedRow, Lines
-from tui.widgets.text_line import TextLine
 
 NOTHING_WAITS = "No run waits on this host. `gputrain run CONFIG --gpus free:2 --queue --detach` starts one."
 
@@ -36,6 +38,8 @@ class QueueScreen(GputrainScreen):
 
     CSS_PATH = "queue.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = QUEUE_KEYS
+    # For the ETAs of those that hold GPUs.
+    shows_runs = True
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
@@ -43,12 +47,14 @@ class QueueScreen(GputrainScreen):
         self.queue_poller = self.follow(Watched("queue", self._reader.read, interval_s=app.intervals.poll_s))
 
     def compose_body(self) -> ComposeResult:
-        yield TextLine(id="queue-status")
-        yield TextLine(id="queue-gpus")
-        yield Lines(selectable=True, id="queue", empty_text=Text("Loading …", MUTED))
-        reason = Lines(id="queue-reason")
-        reason.can_focus = False
-        yield reason
+        with Container(id="queue-panels"):
+            yield Lines(selectable=True, id="queue", empty_text=Text("Loading …", MUTED))
+            with Container(id="queue-side"):
+                for name, title in (("queue-gpus", "GPUs"), ("queue-reason", "Waits for")):
+                    panel = Lines(id=name)
+                    panel.can_focus = False
+                    panel.set_titles(title)
+                    yield panel
 
     def on_mount(self) -> None:
         self.query_one("#queue").focus()
@@ -64,33 +70,32 @@ class QueueScreen(GputrainScreen):
 
     def update_content(self) -> None:
         self.show_title("queue")
-        problem = self.queue_poller.problem or self.queue_poller.unexpected_error
-        if problem is not None:
-            self.show_line("#queue-status", Text(f" {printable(str(problem))}", BAD, no_wrap=True, end=""))
-        elif self.queue_poller.value is not None:
-            self.show_line("#queue-status", queue_status_line(self.rows))
+        if self.queue_poller.value is not None:
             snapshot, app = self.gputrain_app.gpu_poller.snapshot, self.gputrain_app
-            gpus = () if snapshot is None else snapshot.gpus
-            strip = self.query_one("#queue-gpus", TextLine)
-            strip.display = bool(gpus)
-            strip.show(gpus_line(gpus))
-            panel, live = self.query_one("#queue", Lines), (row for row in app.run_list_poller.rows or () if row.live)
-            etas = {row.name: eta for row in live if (eta := row.record.values.get("eta_seconds")) is not None}
-            runs = queued_runs(self.rows, gpus, etas)
-            table = queue_table(runs, panel.text_width)
+            live = (row for row in app.run_list_poller.rows or () if row.live)
+            etas = {row.name: row.record.values.get("eta_seconds") for row in live}
+            waits_for_cpu = any(row.gpus == CPU.uuid for row in self.rows)
+            cpu_holders = self._reader.cpu_holders if waits_for_cpu else None
+            devices = queue_devices(() if snapshot is None else snapshot.gpus, cpu_holders, etas)
+            strip, panel = self.query_one("#queue-gpus", Lines), self.query_one("#queue", Lines)
+            strip.display = bool(devices)
+            strip.set_texts(strip_lines(devices, strip.text_width, is_wide=self.has_class("-wide")))
+            runs = queued_runs(self.rows, devices, etas)
+            table = fit(SCREEN_COLUMNS, runs, panel.text_width)
             rows = [KeyedRow(run.row.key, styled(table.line(run))) for run in runs]
             panel.set_rows(rows, [styled(table.header(MUTED))] if rows else [], Text(NOTHING_WAITS, MUTED))
+            panel.set_titles(queue_title(self.rows))
         self._show_reason()
 
     def _show_reason(self) -> None:
-        """Show all of the reason of the run under the cursor."""
+        """Show why the queue cannot be read, else all of the reason of the run under the cursor."""
         panel, row = self.query_one("#queue-reason", Lines), self.selected
-        panel.set_titles("Waits for")
-        panel.set_texts(wrap_text(Text(describe_row(row)), panel.text_width) if row is not None else [])
+        problem = self.queue_poller.problem or self.queue_poller.unexpected_error
+        text = Text(printable(str(problem)), BAD) if problem else Text("" if row is None else describe_row(row))
+        panel.set_texts(wrap_text(text, panel.text_width))
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
-        if event.lines.id == "queue":
-            self._show_reason()
+        self._show_reason()
         self.update_keys()
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:

@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rich.text import Text
 
+from engine.gpus.selection import CPU
 from engine.gpus.snapshot import Gpu
 from engine.queue.listing import QueueRow, RowState
-from engine.show.table import Align, Column, FittedTable, Shorten, fit, pad
+from engine.runs.folder import RunState
+from engine.show.table import Align, Column, Shorten, fit, pad
 from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN, format_bytes, format_duration
-from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
-from tui.phrases import idle_note, is_free
+from engine.utils.units import UNKNOWN, format_bytes, format_date, format_duration
+from tui.palette import GOOD, MUTED, STRONG, WARNING
+from tui.phrases import idle_note, is_free, state_symbol
+from tui.tables import styled, wrap_text
 
+OTHERWISE_BLOCKED = ("…", MUTED)
 STATE_STYLES = {
     RowState.WAITING: ("◌", WARNING),
     RowState.HELD: ("‖", MUTED),
-    RowState.DEPENDENT: ("…", MUTED),
-    RowState.SCHEDULED: ("…", MUTED),
-    RowState.LIMITED: ("…", MUTED),
-    RowState.INTERRUPTED: ("✗", BAD),
+    RowState.DEPENDENT: OTHERWISE_BLOCKED,
+    RowState.SCHEDULED: OTHERWISE_BLOCKED,
+    RowState.LIMITED: OTHERWISE_BLOCKED,
+    RowState.INTERRUPTED: state_symbol(RunState.INTERRUPTED),
 }
-PLACE: Column[QueueRow] = Column("place", "#", lambda row: place_cell(row), Align.RIGHT)
-COLUMNS: tuple[Column[QueueRow], ...] = (
-    Column("name", "name", lambda row: row.name, width=12, max_width=32, priority=2, flex=True,
-           style=lambda row: STRONG if row.is_own else "", shorten=Shorten.MIDDLE),
-    Column("user", "user", lambda row: row.user or UNKNOWN, width=4, max_width=12,
-           style=lambda row: GOOD if row.is_own else ""),
-    Column("state", "state", lambda row: row.state, priority=2, style=lambda row: STATE_STYLES[row.state][1]),
+# The command prints all cells in full.
+PLAIN_COLUMNS: tuple[Column[QueueRow], ...] = (
+    Column("place", "#", lambda row: place_cell(row), Align.RIGHT),
+    Column("name", "name", lambda row: row.name, style=lambda row: STRONG if row.is_own else ""),
+    Column("user", "user", lambda row: row.user or UNKNOWN, style=lambda row: GOOD if row.is_own else ""),
+    Column("state", "state", lambda row: row.state, style=lambda row: STATE_STYLES[row.state][1]),
     Column("gpus", "gpus", lambda row: gpus_cell(row)),
     Column("priority", "priority", lambda row: str(row.priority), Align.RIGHT),
-    Column("waits", "waits", lambda row: format_duration(row.waited_s), Align.RIGHT, priority=1),
-    Column("reason", "reason", lambda row: row.reason, width=16, priority=2, flex=True, style=MUTED),
-)  # fmt: skip
-# The command prints all cells in full.
-PLAIN_COLUMNS = (PLACE, *COLUMNS)
+    Column("waits", "waits", lambda row: format_duration(row.waited_s), Align.RIGHT),
+    Column("reason", "reason", lambda row: row.reason, style=MUTED),
+)
+FREE = "free"
+
+
+@dataclass(frozen=True)
+class QueueDevice:
+    """A GPU, or the CPU as the queue sees it: who holds it, and the seconds until they end; infinite if unknown."""
+
+    name: str
+    uuid: str
+    holder: str
+    free_in: float
+
+    @property
+    def is_free(self) -> bool:
+        return self.holder == FREE
 
 
 @dataclass(frozen=True)
@@ -65,73 +81,125 @@ SCREEN_COLUMNS: tuple[Column[QueuedRun], ...] = (
            style=lambda run: GOOD if run.row.is_own else ""),
     Column("need", "need", lambda run: _number(run.need), Align.RIGHT, priority=8),
     Column("has", "has", lambda run: _number(run.has), Align.RIGHT, priority=7),
-    Column("blocked_by", "blocked by", lambda run: run.blocked_by, width=20, priority=9, flex=True),
+    Column("blocked_by", "blocked by", lambda run: run.blocked_by or UNKNOWN, width=27, priority=9, flex=True),
     Column("priority", "priority", lambda run: str(run.row.priority) if run.row.priority else "", Align.RIGHT,
            priority=1, optional=True),
     Column("waits", "waits", lambda run: format_duration(run.row.waited_s), Align.RIGHT, priority=4),
-    Column("starts_in", "starts in", lambda run: UNKNOWN if run.starts_in is None else format_duration(run.starts_in),
-           Align.RIGHT, priority=6),
+    Column("starts_in", "starts in", lambda run: UNKNOWN if run.starts_in is None else "now" if not run.starts_in
+           else format_duration(run.starts_in), Align.RIGHT, priority=6),
 )  # fmt: skip
 
 
-def queue_table(runs: Sequence[QueuedRun], width: int) -> FittedTable[QueuedRun]:
-    """Return the table of the queue screen."""
-    return fit(SCREEN_COLUMNS, runs, width)
+def queue_devices(
+    gpus: Sequence[Gpu], cpu_holders: Collection[str] | None, etas: Mapping[str, float | None]
+) -> list[QueueDevice]:
+    """Return the GPUs, and the CPU unless nobody waits for it. `etas` has the seconds until running runs end, by name,
+    None if that is unknown."""
+
+    def free_in(runs: Iterable[str]) -> float:
+        ends = [etas.get(run) for run in runs]
+        return max((math.inf if end is None else end for end in ends), default=math.inf)
+
+    found = [
+        QueueDevice(str(gpu.index), gpu.uuid or "", _holder(gpu), 0.0 if is_free(gpu) else free_in(gpu.runs))
+        for gpu in gpus
+    ]
+    if cpu_holders is not None:
+        holder = printable(", ".join(cpu_holders)) or FREE
+        found.append(QueueDevice(CPU.name, CPU.uuid, holder, free_in(cpu_holders) if cpu_holders else 0.0))
+    return found
 
 
-def queued_runs(rows: Sequence[QueueRow], gpus: Sequence[Gpu], etas: Mapping[str, float]) -> list[QueuedRun]:
-    """Return the rows with what stands in their way. `etas` has the seconds until running runs end, by name.
+def queued_runs(
+    rows: Sequence[QueueRow], devices: Sequence[QueueDevice], etas: Mapping[str, float | None]
+) -> list[QueuedRun]:
+    """Return the rows with what stands in their way.
 
     A run is expected to start when enough of its GPUs are free. When the runs before it give them back is unknown.
     """
-    free_in = {gpu.index: 0.0 if is_free(gpu) else max(map(_eta(etas), gpu.runs), default=math.inf) for gpu in gpus}
-    runs, before = [], dict[int, str]()
+    runs, taken, going = [], dict[str, QueueDevice](), {*etas, *(row.name for row in rows)}
     for row in rows:
-        wanted = _wanted_gpus(row, gpus)
+        now = [taken.get(device.uuid, device) for device in devices]
+        wanted = _wanted(row, now)
         kind, _, count = row.gpus.partition(":")
         need = int(count) if kind == "free" and count.isdecimal() else 1 if kind in ("free", "auto") else len(wanted)
         if row.state is not RowState.WAITING or not wanted:
-            # The panel below the list has all of it, with what helps.
-            reason = row.reason.partition(";")[0] if row.is_live else str(row.state)
-            runs.append(QueuedRun(row, need or None, None, reason, None))
+            runs.append(QueuedRun(row, need or None, None, _blocker(row, going), None))
             continue
-        taken = sorted(wanted, key=lambda gpu: free_in[gpu.index])[:need]
-        start = max(free_in[gpu.index] for gpu in taken) if len(taken) == need else math.inf
-        has = min(sum(free_in[gpu.index] == 0 for gpu in wanted), need)
-        blocked_by = row.reason if has == need else holders_text((gpu for gpu in wanted if free_in[gpu.index]), before)
+        first = sorted(wanted, key=lambda device: device.free_in)[:need]
+        start = max(device.free_in for device in first) if len(first) == need else math.inf
+        has = min(sum(device.is_free for device in wanted), need)
+        blocked_by = "" if has == need else holders_text(device for device in wanted if not device.is_free)
         runs.append(QueuedRun(row, need, has, blocked_by, start if math.isfinite(start) else None))
-        before |= {gpu.index: printable(row.name) for gpu in taken if is_free(gpu)}
-        free_in |= {gpu.index: math.inf for gpu in taken}
+        # They are free for nobody behind it, and those that are held still have their holders.
+        holder = printable(row.name)
+        taken |= {
+            device.uuid: replace(device, holder=holder if device.is_free else device.holder, free_in=math.inf)
+            for device in first
+        }
     return runs
 
 
-def _eta(etas: Mapping[str, float]) -> Callable[[str], float]:
-    return lambda name: etas.get(name, math.inf)
+def _blocker(row: QueueRow, going: Collection[str]) -> str:
+    """Return what a run waits for other than GPUs. The panel of the selected run has all of it, with what helps."""
+    if row.state is RowState.DEPENDENT:
+        return printable(", ".join(name for name in row.after if name in going) or "other runs")
+    if row.state is RowState.SCHEDULED and row.begin:
+        return f"until {format_date(row.begin)}"
+    return {RowState.WAITING: "", RowState.LIMITED: "your limit"}.get(row.state, str(row.state))
 
 
-def _wanted_gpus(row: QueueRow, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that a run may get; none if it shares them by a rule of its own, or names what is not here."""
-    if row.share > 1 or row.min_free:
-        return []
+def _wanted(row: QueueRow, devices: Sequence[QueueDevice]) -> list[QueueDevice]:
+    """Return the devices that a run may get; none if it names what is not here."""
     if row.gpus.partition(":")[0] in ("auto", "all", "free"):
-        return list(gpus)
+        return [device for device in devices if device.uuid != CPU.uuid]
     names = [name.strip() for name in row.gpus.split(",")]
-    found = [gpu for gpu in gpus if str(gpu.index) in names or gpu.uuid in names]
+    found = [device for device in devices if device.name in names or device.uuid in names]
     return found if len(found) == len(names) else []
 
 
-def holders_text(gpus: Iterable[Gpu], before: Mapping[int, str] = {}) -> str:
-    """Return who holds GPUs, those of the same holder at once: `0,1 nobody · 2 ana idle 42 min · 3 free`. `before` has
-    the runs that get the free ones first, by index."""
-    indices: dict[str, list[str]] = {}
-    for gpu in gpus:
-        indices.setdefault(before.get(gpu.index) or _holder(gpu), []).append(str(gpu.index))
-    return " · ".join(f"{','.join(numbers)} {holder}" for holder, numbers in indices.items())
+def _grouped(devices: Iterable[QueueDevice]) -> dict[str, list[QueueDevice]]:
+    groups: dict[str, list[QueueDevice]] = {}
+    for device in devices:
+        groups.setdefault(device.holder, []).append(device)
+    return groups
+
+
+def _names(devices: Iterable[QueueDevice]) -> str:
+    return ",".join(device.name for device in devices)
+
+
+def holders_text(devices: Iterable[QueueDevice]) -> str:
+    """Return who holds devices, those of the same holder at once: `0,1 nobody · 2 ana idle 42 min · 3 free`."""
+    return " · ".join(f"{_names(held)} {holder}" for holder, held in _grouped(devices).items())
+
+
+STRIP_COLUMNS: tuple[Column[Sequence[QueueDevice]], ...] = (
+    Column("devices", "GPU", lambda held: _names(held)),
+    Column("holder", "held by", lambda held: held[0].holder, width=8, flex=True,
+           style=lambda held: GOOD if held[0].is_free else ""),
+    Column("free_in", "free in", lambda held: _until(held), Align.RIGHT, optional=True),
+)  # fmt: skip
+
+
+def _until(held: Sequence[QueueDevice]) -> str:
+    seconds = max(device.free_in for device in held)
+    return format_duration(seconds) if 0 < seconds < math.inf else ""
+
+
+def strip_lines(devices: Sequence[QueueDevice], width: int, *, is_wide: bool) -> list[Text]:
+    """Return who holds each device, since when it is idle, and until when: a line a holder, or one after the other."""
+    groups = list(_grouped(devices).values())
+    if is_wide:
+        table = fit(STRIP_COLUMNS, groups, width)
+        return [styled(table.header(MUTED)), *(styled(table.line(held)) for held in groups)]
+    notes = ((holders_text(held), until) for held in groups for until in (_until(held),))
+    return wrap_text(Text(" · ".join(f"{held}, {until} left" if until else held for held, until in notes)), width)
 
 
 def _holder(gpu: Gpu) -> str:
     if is_free(gpu):
-        return "free"
+        return FREE
     processes = [process for process in gpu.processes.value or () if process.kind == "compute" and not process.run]
     names = dict.fromkeys([*gpu.runs, *(process.user.value or "?" for process in processes)])
     idle = next((note for process in processes if (note := idle_note(process))), "")
@@ -151,19 +219,14 @@ def gpus_cell(row: QueueRow) -> str:
     return f"{row.gpus}{shared}" if row.gpus and row.state is not RowState.INTERRUPTED else UNKNOWN
 
 
-def gpus_line(gpus: Sequence[Gpu]) -> Text:
-    """Return the GPUs of the host in one line: who holds which, and which are free."""
-    return Text.assemble((" GPUs ", MUTED), holders_text(gpus), no_wrap=True, end="", overflow="ellipsis")
-
-
-def queue_status_line(rows: Sequence[QueueRow]) -> Text:
-    """Return how many runs wait, and how many of them are this user's."""
+def queue_title(rows: Sequence[QueueRow]) -> str:
+    """Return how many runs wait, and how many of them are this user's, as markup."""
     waiting = [row for row in rows if row.state is RowState.WAITING]
     own = sum(row.is_own for row in rows)
-    parts = [f"{pluralize(len(waiting), 'run')} waiting", f"{own} of yours listed"]
+    title = f"{pluralize(len(waiting), 'run')} waiting, {own} of yours listed"
     interrupted = sum(not row.is_live for row in rows)
-    parts += [f"{interrupted} interrupted (u starts {'it' if interrupted == 1 else 'them'})"] if interrupted else []
-    return Text(" " + ", ".join(parts), WARNING if interrupted else MUTED, no_wrap=True, end="", overflow="ellipsis")
+    note = f", {interrupted} interrupted (u starts {'it' if interrupted == 1 else 'them'})"
+    return f"{title}[$warning]{note}[/]" if interrupted else title
 
 
 def describe_row(row: QueueRow) -> str:

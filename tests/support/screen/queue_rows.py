@@ -23,6 +23,13 @@ QUEUE_ROWS = [
     make_row("bert", 2, 3000, uid=os.geteuid() + 1, user="bob", folder="", gpus="all", reason="no GPU is free"),
     make_row("flowers-4", 3, 1260, reason=BUSY, share=4),
     make_row("a-sweep-with-a-long-name-017", None, 900, state=RowState.HELD, reason="held; `gputrain queue release …`"),
-    make_row("night-run", None, 600, state=RowState.DEPENDENT, reason="after run flowers-4, which is waiting"),
+    make_row(
+        "night-run",
+        None,
+        600,
+        state=RowState.DEPENDENT,
+        reason="after run flowers-4, which is waiting",
+        after=("flowers-4",),
+    ),
     make_row("digits-2", None, 86000, state=RowState.INTERRUPTED, reason="its supervisor was killed while it waited"),
 ]

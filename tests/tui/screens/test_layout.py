@@ -56,7 +56,10 @@ DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
         SMALLEST: "scores / matrix / pairs classes",
         LARGEST: "scores / matrix pairs / classes",
     }),
-    "queue": (None, "Q down", {SMALLEST: "queue-status / queue-gpus / queue / queue-reason"}),
+    "queue": (None, "Q down", {
+        SMALLEST: "queue / queue-gpus / queue-reason",
+        LARGEST: "queue queue-gpus / queue-reason",
+    }),
 }  # fmt: skip
 """The run, the keys that open a screen, and its panels by the size of the terminal. Pictures hold other sizes."""
 

@@ -82,7 +82,9 @@ def test_keys_send_requests_to_the_selected_run(tmp_path: Path, supervisors: lis
     first, second = supervisors
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
-        assert "GPU 0: reserved by run holder" in visible_text(pilot, "#queue")
+        assert "GPU 0: reserved by run holder" in " ".join(
+            visible_text(pilot, "#queue-reason").replace("│", "").split()
+        )
         await pilot.resize_terminal(80, 24)
         await pilot.pause()
         assert "q quit" in visible_text(pilot, "Keys")
@@ -111,7 +113,7 @@ def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("tui.pollers.files.list_queue", lambda: [foreign])
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
-        assert "\\x1b[2J" in visible_text(pilot, "#queue")
+        assert "\\x1b[2J" in visible_text(pilot, "#queue-reason")
         for key in ("h", "s", "K", "enter"):
             await press(pilot, key)
             assert isinstance(pilot.app.screen, QueueScreen)

@@ -43,7 +43,7 @@ def test_trial_has_same_values_in_command_and_on_screen(status: SweepStatus) -> 
         *("trial", "best", "val", "acc", "state", "epoch", "optim.lr", "optim.name", "augment.crop_padding")
     ]
     for row in status.by_value():
-        shown = [word for word in line_text(table.line(row)).split() if word[0] not in "○✂✗■"]
+        shown = [word for word in line_text(table.line(row)).split() if word[0] not in "○✂✗◐■"]
         plain = next(line for line in lines if line.split()[1:2] == [row.run]).split()
         # Without the name of the run and the time.
         assert [plain[0], plain[3], plain[2], plain[4], *plain[6:]] == shown
