@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -44,82 +44,61 @@ MAX_CAUSE_CHARS = 200
 _ENDED_BY_PERSON = (-signal.SIGINT, -signal.SIGTERM)
 
 
-@dataclass(frozen=True)
-class JobStart:
-    """A job that has shown whether it works. `failure` is why it failed early; None if it worked.
+class JobStart(NamedTuple):
+    """A job that has shown whether it works. `failure` is why it failed early; None if it worked."""
 
-    `started_at` and `ended_at` are in Unix seconds; `ended_at` is that of a failure.
-    """
-
-    name: str
     started_at: float
-    failure: str | None = None
-    ended_at: float = 0.0
-
-
-def hold_reason(starts: Iterable[JobStart]) -> str | None:
-    """Return why the rest of a batch is held, as a clause; None if it is not.
-
-    It is held if the last jobs that were started, and at least `MAX_EARLY_FAILURES` of them, failed early: a job that
-    works shows that the program does.
-    """
-    failed: list[JobStart] = []
-    for start in sorted(starts, key=lambda each: (each.started_at, each.name)):
-        failed = [*failed, start] if start.failure is not None else []
-    if len(failed) < MAX_EARLY_FAILURES:
-        return None
-    cause = printable(failed[-1].failure or "")
-    cause = cause if len(cause) <= MAX_CAUSE_CHARS else f"{cause[: MAX_CAUSE_CHARS - 1]}…"
-    names = [each.name for each in failed]
-    listed = " and ".join(names) if len(names) == MAX_EARLY_FAILURES else list_names(names)
-    return f"{listed} failed within {EARLY_SECONDS:.0f} s ({cause})"
+    name: str
+    failure: str | None
+    ended_at: float
 
 
 def judge_start(folder: RunFolder, state: QueueState) -> JobStart | None:
-    """Return what the start of a queued run has shown; None if it waits, has just started, or a person ended it."""
+    """Return what the start of a queued run has shown; None if it waits, has just started, or was ended by a person."""
     record = read_run_record(folder)
     if record is None or state.granted_at is None:
         return None
     has_started = state.stage is QueueStage.STARTED
-    began = record.started_at if has_started and record.started_at is not None else state.granted_at
-    updated = max(record.updated_at or began, began)
-    is_early = updated - began <= EARLY_SECONDS or not has_started
-    if record.state is RunState.FAILED and is_early:
-        # The journal of a run that failed early is short; its record also says how to resume it.
-        failures = folder.history().failures
-        cause = failures[-1].cause if failures else record.message
-        return None if record.exit_code in _ENDED_BY_PERSON else JobStart(folder.name, began, cause, updated)
-    with suppress(OSError):
-        # When its supervisor last wrote that it lives: a command without metrics has no events.
-        is_early = is_early and folder.owner.stat().st_mtime - began <= EARLY_SECONDS
-    if record.state.live and has_started and is_early and not folder.is_owned():
-        return JobStart(folder.name, began, "its supervisor was killed", updated)
-    if has_started and (record.state is RunState.FINISHED or not is_early):
-        return JobStart(folder.name, began)
-    return None
+    began = (record.started_at if has_started else None) or state.granted_at
+    ended = time.time() if record.state.live else record.updated_at or began
+    has_run = has_started and ended - began > EARLY_SECONDS
+    if record.state is RunState.FAILED and not has_run and record.exit_code not in _ENDED_BY_PERSON:
+        return JobStart(began, folder.name, record.message, ended)
+    return JobStart(began, folder.name, None, ended) if has_run or record.state is RunState.FINISHED else None
 
 
 class JobBatch(NamedTuple):
-    """What the other jobs of a waiting run's batch mean for it: why it is held, None if it is not; when the user last
-    released a job, before which no failure counts; and whether no other job that waits was queued before it."""
+    """What the other jobs of a waiting run's batch mean for it: why it is held, as a clause, "" if it is not; when the
+    last of them failed; when the user last released one; and whether no other job that waits was queued before it."""
 
-    held_because: str | None = None
+    held_because: str = ""
+    failed_at: float = 0.0
     released_at: float = 0.0
     is_first: bool = True
 
 
 def read_batch(folder: RunFolder, state: QueueState) -> JobBatch:
-    """Read the batch of a waiting run."""
-    if not state.program:
-        return JobBatch()
-    others = _other_jobs(folder, state)
+    """Read the batch of a waiting run.
+
+    It is held if the last jobs that were started, and at least `MAX_EARLY_FAILURES` of them, failed early, after the
+    user last released one: a job that works shows that the program does."""
+    others = _other_jobs(folder, state) if state.program else {}
     released_at = max(state.released_at, *(other.released_at for other in others.values()), 0.0)
-    starts = [start for run, other in others.items() if (start := judge_start(run, other)) is not None]
-    held_because = hold_reason(each for each in starts if each.failure is None or each.ended_at > released_at)
+    failed: list[JobStart] = []
+    for start in sorted(start for run, other in others.items() if (start := judge_start(run, other)) is not None):
+        if start.failure is None:
+            failed = []
+        elif start.ended_at > released_at:
+            failed.append(start)
+    if len(failed) < MAX_EARLY_FAILURES:
+        return JobBatch(released_at=released_at)
+    cause = printable(failed[-1].failure or "")
+    cause = cause if len(cause) <= MAX_CAUSE_CHARS else f"{cause[: MAX_CAUSE_CHARS - 1]}…"
+    reason = f"{list_names([each.name for each in failed])} failed within {EARLY_SECONDS:.0f} s ({cause})"
     own = state.submitted_at, folder.name
-    before = (run for run, other in others.items() if (other.submitted_at, run.name) < own)
+    before = [run for run, other in others.items() if (other.submitted_at, run.name) < own]
     is_first = not any(others[run].stage is QueueStage.WAITING and run.is_owned() for run in before)
-    return JobBatch(held_because, released_at, is_first)
+    return JobBatch(reason, max(each.ended_at for each in failed), released_at, is_first)
 
 
 def _other_jobs(folder: RunFolder, state: QueueState) -> dict[RunFolder, QueueState]:
@@ -230,18 +209,16 @@ class QueuePlace:
         if time.monotonic() < self._read_batch_at:
             return
         started_at = time.thread_time()
-        reason, released_at, is_first = read_batch(self.folder, self.state)
-        # Hundreds of jobs are read less often than once per second. A job that wakes up reads them at once.
+        batch = read_batch(self.folder, self.state)
+        # Hundreds of jobs are read less often than once per second.
         interval_s = (time.thread_time() - started_at) / MAX_BATCH_SHARE
         self._read_batch_at = time.monotonic() + interval_s if interval_s > 1.0 else -math.inf
-        # A hold that was saved just after another run was released has no failure left.
-        is_over = released_at >= self.state.crash_held_at or (reason is None and released_at > 0)
-        if self.state.crash_hold and is_over:
+        if self.state.crash_hold and batch.released_at >= self.state.crash_held_at:
             self.save(crash_hold="")
-        elif reason is not None and not self.state.crash_hold:
-            self.save(crash_hold=reason, crash_held_at=time.time())
-            if is_first:
-                self.on_crash_hold(reason)
+        elif batch.held_because and not self.state.crash_hold:
+            self.save(crash_hold=batch.held_because, crash_held_at=batch.failed_at)
+            if batch.is_first:
+                self.on_crash_hold(batch.held_because)
 
     def _release(self) -> str:
         """Let the run wait for its turn, no longer for runs that were stopped, and its batch too. Return the

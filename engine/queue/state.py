@@ -66,7 +66,7 @@ class QueueState(FileRecord, frozen=True, kw_only=True):
     crash_hold: str = ""
     """Why it is held although the user does not hold it, as a clause: runs of its batch failed at once."""
     crash_held_at: UnixTime = 0.0
-    """When that began."""
+    """When the last of them failed."""
     released_at: UnixTime = 0.0
     """When the user last released it: no earlier failure holds its batch."""
 
