@@ -11,6 +11,7 @@ no other file. A file that grows is never rewritten. What may still change, such
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from engine.utils.units import format_bytes
 
 # Longer lines are read in parts.
 MAX_PART_BYTES = 1 << 16
+MAX_LAST_BYTES = 1 << 26
 MAX_UNWRITTEN_BYTES = 1 << 20
 MAX_PENDING_LENGTH = 1024  # characters of a line; a screen shows less
 MAX_PENDING_BYTES = 1 << 20
@@ -147,43 +149,15 @@ class LogReader:
 
     def skip_to_last(self, count: int) -> int:
         """Let the next `read` begin with the last lines as it returns them; the last one may lack its end. Return how
-        many there are, at most `count`."""
-        start = self._find_lines(count)
-        self._file.seek(start)
-        # A carriage return also ends a line, so these can be more.
-        skipped, end = -count, "\n"
-        for end in self._parts():
-            skipped += end.count("\n")
-        skipped += not end.endswith("\n")
-        self._file.seek(start)
-        found = count + min(skipped, 0)
-        for part in self._parts() if skipped > 0 else ():
-            lines = part.splitlines(keepends=True)
-            if len(lines) > skipped:
-                self._rest = "".join(lines[skipped:])
-                break
-            skipped -= part.count("\n")
-        return found
-
-    def _find_lines(self, count: int) -> int:
-        """Return where the last lines begin that newlines end."""
-        position = self._file.seek(0, os.SEEK_END)
-        is_last = True
-        while position > 0:
-            size = min(position, MAX_PART_BYTES)
-            position = self._file.seek(position - size)
-            block = self._file.read(size)
-            count += is_last and block.endswith(b"\n")
-            is_last = False
-            newlines = block.count(b"\n")
-            if newlines < count:
-                count -= newlines
-                continue
-            index = len(block)
-            for _ in range(count):
-                index = block.rindex(b"\n", 0, index)
-            return position + index + 1
-        return 0
+        many there are, at most `count`, and those in the last `MAX_LAST_BYTES`."""
+        size, start, span, lines = self._file.seek(0, os.SEEK_END), math.inf, MAX_PART_BYTES, list[str]()
+        # The first line that is read may lack its beginning.
+        while len(lines) <= count and start > 0 and span <= MAX_LAST_BYTES:
+            start = self._file.seek(max(size - span, 0))
+            lines = "".join(self._parts()).splitlines(keepends=True)
+            span *= 4
+        self._rest = "".join(lines[-count:])
+        return min(len(lines), count)
 
     def read(self) -> Iterator[str]:
         """Yield the text that was added since the last call, at most a line at a time. Starts again at the beginning of
