@@ -7,12 +7,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from engine.config.schema import Config
 from engine.config.settings import read_settings
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem
 from engine.utils.files import settings_file
 from engine.utils.units import format_number
 
@@ -82,8 +81,5 @@ def requested_gpus(selection: str, visible: int = 0) -> int:
 
 def read_limits() -> Limits:
     """Return the limits of the user's settings. Raises UsageError if the settings are invalid."""
-    if os.environ.get("GPUTRAIN_LIMITS"):
-        reason = f"has no effect any more; set limits in {settings_file()}, and unset it"
-        raise UsageError.one("GPUTRAIN_LIMITS", reason, code="not-supported")
     values = read_settings().limits.model_dump(exclude_none=True)
     return Limits(**{key: Limit(key, value) for key, value in values.items()})

@@ -34,7 +34,7 @@ from engine.gpus.selection import (
     why_not_free,
 )
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.gpus.visible_devices import device_order_warnings, visible_devices
+from engine.gpus.visible_devices import visible_devices
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 
@@ -77,7 +77,7 @@ class GpuAllocation:
         if not chosen and selection != "cpu":
             self.cpu_fallback = describe_cpu_fallback(snapshot, devices, os.environ)
             self.warnings += [] if self.cpu_fallback is None else [self.cpu_fallback]
-        self.warnings += [*use_warnings(chosen), *device_order_warnings(selection, devices, os.environ)]
+        self.warnings += use_warnings(chosen)
 
 
 def allocate_devices(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from engine.gpus.selection import CudaDevice
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 
 VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
@@ -37,18 +37,6 @@ def visible_devices(devices: Sequence[CudaDevice], environ: Mapping[str, str]) -
             break
         visible.append(matches[0])
     return visible
-
-
-def device_order_warnings(selection: str, devices: Sequence[CudaDevice], environ: Mapping[str, str]) -> list[Problem]:
-    """Return that the indices of a `device.gpus` are not those of CUDA, if the user has set CUDA's other order."""
-    indices = [part.strip() for part in selection.split(",") if part.strip().isdigit()]
-    if environ.get("CUDA_DEVICE_ORDER") != "FASTEST_FIRST" or len({device.name for device in devices}) < 2:
-        return []
-    named = [f"{device.index} is {device.name}" for device in devices if str(device.index) in indices]
-    if not named:
-        return []
-    reason = f"indices are in PCI bus order, not in that of CUDA_DEVICE_ORDER=FASTEST_FIRST: {', '.join(named)}"
-    return [Problem("device.gpus", reason, "if you mean another GPU, name it by its UUID", code="ambiguous-name")]
 
 
 def show_devices(uuids: Sequence[str], environ: MutableMapping[str, str]) -> None:

@@ -224,13 +224,6 @@ def find_field(name: str, names: Names = NO_NAMES) -> Field:
         field = _named_field(name, names, other) or other
     if field is not None:
         return field
-    if not names.is_foreign:
-        from engine.config.key_names import REMOVED_KEYS
-
-        wanted = name.casefold().replace(" ", "_")
-        if any(wanted in (key, key.partition(".")[2]) for key in REMOVED_KEYS):
-            reason = "is a config key of an earlier version, and runs cannot be listed by it"
-            raise UsageError.one(name, reason, "search the config.yaml in their folders for it", code="unknown-key")
     found = nearest(name.casefold(), known_names(names))
     advice = "" if found is None else f"did you mean {quote_key(found)}?"
     reason = "is no metric and no parameter of these runs" if names.is_foreign else _UNKNOWN_KEY

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import getpass
 import os
-import re
 import signal
 import sys
 import time
@@ -125,41 +124,18 @@ def process_start_ticks(pid: int) -> int | None:
     return None if status is None else status.start_ticks
 
 
-# Kernel functions that wait for a disk or a network file system.
-_DISK_FUNCTIONS = re.compile(
-    r"io_schedule|nvme_|folio_|wait_on_page|wait_on_buffer|submit_bio|blk_|rq_qos|jbd2_|ext4_|xfs_|btrfs_|nfs|rpc_|fuse_|ceph_"
-)
-# Those of the NVIDIA driver: its functions, or any function with the name of its modules in /proc/PID/stack.
-_DRIVER_FUNCTIONS = re.compile(r"(_?nv(?!me|dimm)|uvm_|rm_|os_acquire_)|.*\[nvidia")
-
-
 def blocked_reason(pid: int, proc: Path = Path("/proc")) -> str:
     """Return a clause if a process is stopped or does not return from a call of the kernel; otherwise empty.
 
-    An ioctl of the driver and disk I/O are the same state (D); what the kernel shows to the owner of the process, or
-    to root, tells them apart. See proc_pid_wchan(5), proc_pid_stack(5) and proc_pid_syscall(5).
+    The name of the kernel function, see proc_pid_wchan(5), tells a driver from a disk.
     """
     folder = proc / str(pid)
     # The name of the command, in parentheses, may contain any character.
     state = read_text(folder / "stat").rpartition(")")[2].split()[:1]
     if state in (["T"], ["t"]):
         return "its process is stopped (SIGSTOP)"
-    if state != ["D"]:
-        return ""
-    waits_in = read_text(folder / "wchan").strip("0\n")
-    functions = [waits_in, *(line.partition(" ")[2] for line in read_text(folder / "stack").splitlines())]
-    if any(map(_DRIVER_FUNCTIONS.match, functions)) or _file_of_system_call(folder).startswith("/dev/nvidia"):
-        return "it is in a call of the NVIDIA driver that does not return"
-    if any(map(_DISK_FUNCTIONS.match, functions)):
-        return "it is blocked on disk I/O"
-    return f"it is in a call of the kernel that does not return ({waits_in or 'disk I/O or a driver'})"
-
-
-def _file_of_system_call(folder: Path) -> str:
-    """Return the path of the file that is the first argument of the system call of a process, if it is one."""
-    with suppress(OSError, ValueError, IndexError):
-        return str((folder / "fd" / str(int(read_text(folder / "syscall").split()[1], 16))).readlink())
-    return ""
+    waits_in = read_text(folder / "wchan").strip("0\n") or "disk I/O or a driver"
+    return f"it is in a call of the kernel that does not return ({waits_in})" if state == ["D"] else ""
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

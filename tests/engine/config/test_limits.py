@@ -61,9 +61,3 @@ def test_hours_are_the_default_and_the_highest_time_limit(
     problems = limits.problems(resolved.config, resolved.typed)
     assert has_problem(problems, "over-limit", "queue.time_limit", "--time-limit 120") == is_refused
     assert limits.minutes(resolved.config)[0] == in_force
-
-
-def test_limits_of_variable_of_earlier_versions_are_not_dropped_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUTRAIN_LIMITS", "gpus=2")
-    with raises_problem("not-supported", "GPUTRAIN_LIMITS", str(settings_file())):
-        read_limits()

@@ -9,7 +9,7 @@ import pytest
 from engine.distributed.process_group import check_devices_unique
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
-from engine.gpus.visible_devices import device_order_warnings, visible_devices
+from engine.gpus.visible_devices import visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
 from engine.utils.errors import UsageError
@@ -145,22 +145,6 @@ def test_indices_in_cudas_order_of_speed_are_refused_on_mixed_gpus() -> None:
     assert visible_devices(mixed, {"CUDA_VISIBLE_DEVICES": LIGHT}) == [mixed[2]]
     with raises_problem("ambiguous-name", "CUDA_VISIBLE_DEVICES", "'0'", "UUIDs", "CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         visible_devices(mixed, environment)
-
-
-@pytest.mark.parametrize(
-    ("selection", "order", "name", "named"),
-    [
-        ("1", "FASTEST_FIRST", "Fake T4", "1 is Fake H100"),
-        ("1", "FASTEST_FIRST", "Fake H100", ""),
-        ("1", "PCI_BUS_ID", "Fake T4", ""),
-        (FREE, "FASTEST_FIRST", "Fake T4", ""),
-    ],
-)
-def test_device_order_warnings_name_what_an_index_means(selection: str, order: str, name: str, named: str) -> None:
-    devices = [replace(GPUS[0], name=name), GPUS[1]]
-    warnings = device_order_warnings(selection, devices, {"CUDA_DEVICE_ORDER": order})
-    assert has_problem(warnings, "ambiguous-name", "device.gpus", named, "UUID") is bool(named)
-    assert len(warnings) == bool(named)
 
 
 def test_cuda_devices_detects_free_gpus_by_processes_and_memory(loaded_gpu_host: FakeGpuHost) -> None:

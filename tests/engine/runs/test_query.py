@@ -134,7 +134,6 @@ ERRORS = {
     "top6>0.9": ("unknown-key", "top6"),
     '"gap>c">1': ("unknown-key", "gap>c", '"gap>b"?'),
     '"gap>b">': ("missing-value", '"metrics.gap>b">', '"metrics.gap>b">VALUE'),
-    "data.shuffle=blocks": ("unknown-key", "data.shuffle", "earlier version"),
     "optim.nam=sgd": ("unknown-key", "optim.nam", "optim.name?"),
     "accuracy>high": ("invalid-value", "best_val_accuracy", "high", "0.9", "90%"),
     "accuracy=nan": ("invalid-value", "best_val_accuracy", "nan"),
