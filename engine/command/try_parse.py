@@ -17,7 +17,7 @@ from engine.foreign.text_log import feed_line
 from engine.runs.folder import RunFolder
 from engine.runs.root import is_run_folder
 from engine.utils.colors import without_colors
-from engine.utils.errors import UsageError, raise_if_any
+from engine.utils.errors import file_errors, raise_if_any
 from engine.utils.files import open_regular_file
 from engine.utils.text import printable
 
@@ -79,7 +79,7 @@ def try_parse(path: Path, patterns: Sequence[str] = (), max_bytes: float = math.
     parser, tried, restarts, reading = OutputMetrics(patterns), TriedFile(), Restarts(), Reading()
     place = path.absolute()
     is_log = is_run_folder(place.parent) and place == RunFolder(place.parent).log
-    try:
+    with file_errors(printable(str(path)), "cannot be read"):
         for line in _read_lines(path, max_bytes):
             if is_log and _STAMP.match(line):
                 continue
@@ -92,8 +92,6 @@ def try_parse(path: Path, patterns: Sequence[str] = (), max_bytes: float = math.
         restarts.add_points(points := parser.finish(), reading)
         tried.add("", points)
         tried.notes = [*parser.notes, *restart_note(reading.restarts)]
-    except OSError as error:
-        raise UsageError.one(printable(str(path)), f"cannot be read: {error.strerror}", code="not-readable") from error
     raise_if_any(parser.problems)
     for point in reading.points:
         known = tried.metrics.setdefault(point.name, TriedMetric(0, point.step, point.step, point.value))

@@ -10,7 +10,7 @@ import yaml
 
 from engine.config.loader import find_config, presets, user_presets_folder
 from engine.config.yaml_io import MAX_CONFIG_BYTES, compose_yaml, parse_yaml
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, file_errors
 from engine.utils.files import read_bytes, replace_file
 
 
@@ -53,10 +53,8 @@ def set_number(path: Path, key: str, value: float) -> None:
         os.fchmod(file.fileno(), mode & 0o7777)
         file.write(edited.encode())
 
-    try:
+    with file_errors(str(path), "cannot be written", by_hand, code="not-writable"):
         replace_file(path, write, durable=True)
-    except OSError as error:
-        raise UsageError.one(str(path), f"cannot be written: {error.strerror}", by_hand, code="not-writable") from error
 
 
 def number_text(value: float) -> str:

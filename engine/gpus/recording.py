@@ -12,17 +12,15 @@ from typing import Any
 
 from engine.gpus.snapshot import Snapshot
 from engine.utils.codec import InvalidRecordError, Record, decode, replace
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, file_errors
 
 MIN_INTERVAL_SECONDS = 0.05
 
 
 def read_recording(path: Path) -> list[Snapshot]:
     """Read all snapshots of a recording. Raises UsageError if the file cannot be read or is not a recording."""
-    try:
+    with file_errors(str(path), "cannot be read"):
         lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
     snapshots = []
     for number, line in enumerate(lines, 1):
         try:

@@ -44,7 +44,7 @@ from engine.runs.labels import change_labels
 from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
 from engine.utils import codec
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, file_errors
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import redirect_output
 from engine.utils.redaction import redact_argv
@@ -258,7 +258,8 @@ def claim(requested: Requested, config: Config) -> Claimed:
     outbox = Outbox(lambda message: send_logged(folder, message, config.notify.urls))
     held.messages.callback(outbox.close)
     messages = RunMessages(folder, config, outbox)
-    try:
+    failure = f"{folder.path} cannot be written to"
+    with file_errors("runs folder", failure, OTHER_RUNS_FOLDER_ADVICE, code="not-writable"):
         if request.command is not None:
             # Before the run waits: a reboot may interrupt that.
             write_command(folder, request.command)
@@ -272,9 +273,6 @@ def claim(requested: Requested, config: Config) -> Claimed:
         recorder = _make_recorder(
             requested, folder, settle_config(config, folder, RunCode(), is_resumed=False).stored, messages
         )
-    except OSError as error:
-        reason = f"{folder.path} cannot be written to: {error.strerror}"
-        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-writable") from error
     held.journal.callback(recorder.close)
     warning = None if code.warning is None else WarningEvent.of(code.warning)
     for event in filter(None, (code.event, warning)):

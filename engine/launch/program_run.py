@@ -50,7 +50,7 @@ from engine.runs.records import RankDevice
 from engine.utils.codec import FORMAT
 from engine.utils.codec import replace as replace_fields
 from engine.utils.colors import without_colors
-from engine.utils.errors import Problem, UsageError, raise_if_any
+from engine.utils.errors import Problem, UsageError, file_errors, raise_if_any
 from engine.utils.exits import exit_status, oom_kill_count, signal_name
 from engine.utils.process import SignalHandler
 from engine.utils.redaction import redact_argv, redact_values
@@ -117,13 +117,11 @@ class ProgramRun:
         words = expand(program.argv, names, path.name, path)
         argv = [*words, *expand(program.on_resume, names, path.name, path)] if is_resumed else words
         with ExitStack() as stack:
-            try:
+            failure = "cannot be started: no terminal can be opened"
+            with file_errors(argv[0], failure, "start it with --no-tty", code="not-started"):
                 # A run that waits may start again without the process that writes to the pipe.
                 stdin = None if run.settled.used.waits else input_of_gputrain()
                 terminal = Terminal(tty=program.tty, stdin=stdin)
-            except OSError as error:
-                reason = f"cannot be started: no terminal can be opened ({error.strerror})"
-                raise UsageError.one(argv[0], reason, "start it with --no-tty", code="not-started") from error
             stack.callback(terminal.close)
             parameters = argument_parameters(words)
             named = replace_fields(program, metrics=tuple(expand(program.metrics, names, path.name, path)))
@@ -158,7 +156,7 @@ class ProgramRun:
         ignored = [signal.SIGUSR1] if request.config.run.requeue and slurm_job_id() is not None else []
         # When the command ends, its terminal sends SIGHUP to what it leaves behind, which is to be named.
         ignored += [signal.SIGHUP] if program.tty else []
-        try:
+        with file_errors(program.argv[0], "cannot be started", code="not-started"):
             environment |= torchrun_variables(argv, environment, folder.torchrun)
             environment |= make_metrics_folder(folder.path)
             environment |= terminal.environment | device_environment(names)
@@ -172,9 +170,6 @@ class ProgramRun:
                 marker=make_run_id(folder),
                 ignored_signals=[number for number in ignored if number.name != program.stop_signal],
             )
-        except OSError as error:
-            reason = f"cannot be started: {error.strerror}"
-            raise UsageError.one(program.argv[0], reason, code="not-started") from error
 
     def _started_event(self, process: CommandProcess, argv: list[str], parameters: Parameters) -> CommandStarted:
         host, devices = socket.gethostname(), self.run.granted.allocation.devices

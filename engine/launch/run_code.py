@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from engine.runs.command_events import MAX_EVENT_FILES, CodeChanged, CodeRecorded
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 from engine.utils import codec
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, file_errors
 from engine.utils.files import file_number, is_file
 from engine.utils.text import printable
 
@@ -96,11 +96,9 @@ def copied_command(command: Program, code: RunCode, folder: RunFolder) -> Progra
         return command
     assert code.record is not None  # noqa: S101 - there is a copy
     copy = _Copy(Path(code.record.root), folder.path / folder.code.name / CODE_COPY)
-    try:
+    failure = f"{printable(str(place))}, the copy of the code, cannot be used"
+    with file_errors("run.snapshot", failure, "start a new run", code="not-found"):
         inode = file_number(place.stat().st_ino)
-    except OSError as error:
-        reason = f"{printable(str(place))}, the copy of the code, cannot be used: {error.strerror}"
-        raise UsageError.one("run.snapshot", reason, "start a new run", code="not-found") from error
     # The first word may be an interpreter of the repository's own environment, which is no part of the copy.
     argv = [copy.argument(word) for word in command.argv]
     return codec.replace(

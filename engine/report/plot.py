@@ -34,7 +34,7 @@ from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, find_key
 from engine.show.charts import Place, charts_of, compared_charts, find_chart
 from engine.show.foreign_run import OnRead
 from engine.utils import output_file
-from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.errors import Problem, UsageError, did_you_mean, file_errors
 from engine.utils.files import read_bytes, replace_file
 
 MARK = "made by gputrain report, which may replace it"
@@ -52,10 +52,8 @@ def check_output(path: Path, *, force: bool) -> None:
 def write_output(path: Path, data: bytes, *, force: bool) -> Path:
     """Write a file atomically, and return its path. Raises UsageError as `check_output` does, and if writing fails."""
     check_output(path, force=force)
-    try:
+    with file_errors(str(path), "cannot be written", code="not-writable"):
         replace_file(path, lambda file: file.write(data))
-    except OSError as error:
-        raise UsageError.one(str(path), f"cannot be written: {error.strerror or error}", code="not-writable") from error
     return path
 
 

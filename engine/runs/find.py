@@ -19,7 +19,7 @@ from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, TRUST_OWNER
 from engine.runs.record_completion import read_listed_record
 from engine.runs.root import LAST_RUN, is_listed, is_run_folder
 from engine.runs.run_record import read_run_record
-from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.errors import UsageError, did_you_mean, file_errors
 from engine.utils.files import expand_user, is_file
 from engine.utils.text import printable
 
@@ -206,7 +206,5 @@ def newest_first(runs: Sequence[RunFolder]) -> list[RunFolder]:
 def _checked(run: RunFolder, *, trust_owner: bool) -> RunFolder:
     """Return the folder, identified. Raises UsageError as `require_own` does, and if it cannot be examined."""
     run.require_own(trust_owner=trust_owner)
-    try:
+    with file_errors(str(run.path), "cannot be opened"):
         return run.identified()
-    except OSError as error:
-        raise UsageError.one(str(run.path), f"cannot be opened: {error.strerror}", code="not-readable") from error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.runs.claim import LOCK_FILE, is_claimed
 from engine.runs.root import is_listed, is_run_folder
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, file_errors
 from engine.utils.files import is_file, opened_folder
 from engine.utils.trust import foreign_reason
 
@@ -279,13 +279,12 @@ def list_runs(root: Path) -> list[RunFolder]:
 
 def paths_in(root: Path) -> list[Path]:
     """Return what is in a runs folder by name, nothing without one. Raises UsageError if it cannot be read."""
-    try:
+    with (
+        file_errors("runs folder", f"{root} cannot be read", OTHER_RUNS_FOLDER_ADVICE),
+        suppress(FileNotFoundError, NotADirectoryError),
+    ):
         return sorted(root.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        reason = f"{root} cannot be read: {error.strerror}"
-        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
+    return []
 
 
 def sweep_of_trial(run_name: str) -> tuple[str, int] | None:

@@ -5,22 +5,13 @@ Lists show them, and `engine.runs.query` filters by them. They change nothing in
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from engine.runs.folder import RunFolder
-from engine.utils.codec import (
-    FileRecord,
-    InvalidRecordError,
-    Meta,
-    read_record,
-    replace,
-    update_record,
-)
-from engine.utils.errors import UsageError
-from engine.utils.files import locked_folder
+from engine.utils.codec import FileRecord, InvalidRecordError, Meta, change_record, read_record, replace
+from engine.utils.errors import UsageError, file_errors
 
 MAX_TAGS = 20
 MAX_NOTE_CHARACTERS = 2000
@@ -87,19 +78,13 @@ def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -
     """
     if (problem := folder.owner_problem()) is not None:
         raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed", code="foreign-owner")
-    try:
-        with locked_folder(folder.path):
-            is_new = not os.path.lexists(folder.labels)
-            labels = change(NO_LABELS if is_new else read_record(folder.labels, RunLabels, MAX_LABELS_BYTES))
-            check_labels(labels)
-            update_record(folder.labels, labels, MAX_LABELS_BYTES)
-            # No file of a run is more open than its folder.
-            folder.labels.chmod(0o644 & folder.status().st_mode)
-    except InvalidRecordError as error:
-        advice = f"use the gputrain that wrote it, or delete {folder.labels}"
-        raise UsageError.one(folder.name, f"its {folder.labels.name} {error}", advice, code=error.code) from error
-    except OSError as error:
-        raise UsageError.one(
-            folder.name, f"its labels cannot be written: {error.strerror}", code="not-writable"
-        ) from error
+
+    def checked(labels: RunLabels) -> RunLabels:
+        check_labels(changed := change(labels))
+        return changed
+
+    labels = change_record(folder.labels, folder.name, NO_LABELS, checked, MAX_LABELS_BYTES)
+    with file_errors(folder.name, "its labels cannot be shared", code="not-writable"):
+        # No file of a run is more open than its folder.
+        folder.labels.chmod(0o644 & folder.status().st_mode)
     return labels

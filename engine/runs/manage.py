@@ -23,7 +23,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import locked_ended_run
 from engine.runs.root import LAST_RUN, is_run_folder
 from engine.runs.run_config import read_stored_config
-from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.errors import UsageError, did_you_mean, file_errors
 from engine.utils.files import replace_file
 from engine.utils.text import pluralize
 from engine.utils.trust import foreign_reason
@@ -224,14 +224,11 @@ def delete_for_good(run: TrashedRun) -> None:
 
     Raises UsageError if a process owns it, which resumed it there, or if a file cannot be deleted.
     """
-    try:
-        if not _is_own_folder(run.path.parent):
-            raise UsageError.one(str(run.path.parent), "is no folder that only you can change", code="foreign-writable")
-        with locked_ended_run(RunFolder(run.path)):
-            # rmtree opens each folder without following links, so nobody can lead it elsewhere.
-            shutil.rmtree(run.path)
-    except OSError as error:
-        raise UsageError.one(run.entry, f"cannot be deleted: {error.strerror}", code="not-writable") from error
+    if not _is_own_folder(run.path.parent):
+        raise UsageError.one(str(run.path.parent), "is no folder that only you can change", code="foreign-writable")
+    with file_errors(run.entry, "cannot be deleted", code="not-writable"), locked_ended_run(RunFolder(run.path)):
+        # rmtree opens each folder without following links, so nobody can lead it elsewhere.
+        shutil.rmtree(run.path)
 
 
 def _entry(path: Path) -> TrashedRun:

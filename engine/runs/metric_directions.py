@@ -5,24 +5,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from engine.runs.metrics import Better
-from engine.utils.codec import (
-    ENTRIES,
-    FileRecord,
-    InvalidRecordError,
-    field,
-    find_record,
-    read_record,
-    update_record,
-)
-from engine.utils.errors import UsageError
-from engine.utils.files import locked_folder
+from engine.utils.codec import ENTRIES, FileRecord, change_record, field, find_record
+from engine.utils.errors import file_errors
 
 DIRECTIONS_FILE = ".metrics.json"
 MAX_DIRECTIONS_BYTES = 1 << 20
@@ -48,23 +38,14 @@ def store_direction(root: Path, name: str, better: Better | None) -> None:
     Creates the folder: the directions also hold for the logs of other programs, whose user may have no run of gputrain.
     Raises UsageError if the file is not valid or cannot be written.
     """
-    path = root / DIRECTIONS_FILE
-    try:
-        with suppress(FileExistsError):
-            root.mkdir(parents=True)
-        with locked_folder(root):
-            is_new = not os.path.lexists(path)
-            stored = MetricDirections() if is_new else read_record(path, MetricDirections, MAX_DIRECTIONS_BYTES)
-            directions = {**_valid_directions(stored), name: better}
-            kept = {known: direction.value for known, direction in directions.items() if direction is not None}
-            update_record(path, MetricDirections(better=kept), MAX_DIRECTIONS_BYTES)
-    except InvalidRecordError as error:
-        advice = f"use the gputrain that wrote it, or delete {path}"
-        raise UsageError.one(str(root), f"{DIRECTIONS_FILE} {error}", advice, code=error.code) from error
-    except OSError as error:
-        raise UsageError.one(
-            str(root), f"{DIRECTIONS_FILE} cannot be written: {error.strerror}", code="not-writable"
-        ) from error
+
+    def change(stored: MetricDirections) -> MetricDirections:
+        directions = {**_valid_directions(stored), name: better}
+        return MetricDirections(better={name: kept.value for name, kept in directions.items() if kept is not None})
+
+    with file_errors(str(root), "cannot be made", code="not-writable"), suppress(FileExistsError):
+        root.mkdir(parents=True)
+    change_record(root / DIRECTIONS_FILE, str(root), MetricDirections(), change, MAX_DIRECTIONS_BYTES)
 
 
 def _valid_directions(stored: MetricDirections) -> dict[str, Better]:

@@ -13,13 +13,14 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
 from engine.runs.root import is_listed
 from engine.runs.run_row import RunRow, read_row
-from engine.utils.errors import UsageError
+from engine.utils.errors import file_errors
 
 # A folder that was changed less than this before it was read may change again without another modification time.
 # FAT has a resolution of 2 s.
@@ -103,17 +104,16 @@ class RunList:
 
     def _list(self) -> None:
         """Find new and deleted folders."""
-        try:
+        modified, found = 0, dict[str, int]()
+        with (
+            file_errors("runs folder", f"{self.root} cannot be read", OTHER_RUNS_FOLDER_ADVICE),
+            suppress(FileNotFoundError, NotADirectoryError),
+        ):
             modified = self.root.stat().st_mtime_ns
             if modified == self._root_stamp and not _is_fresh(modified):
                 return
             with os.scandir(self.root) as entries:
                 found = {entry.name: entry.inode() for entry in entries if is_listed(entry.name) and _is_folder(entry)}
-        except (FileNotFoundError, NotADirectoryError):
-            modified, found = 0, {}
-        except OSError as error:
-            reason = f"{self.root} cannot be read: {error.strerror}"
-            raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
         self._root_stamp = modified
         for name in self._entries.keys() - found.keys():
             self._has_changed |= self._entries.pop(name).row is not None

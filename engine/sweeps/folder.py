@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from engine.config.run_name import normalize_name
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, PathOf, RunFolder, paths_in
 from engine.runs.root import is_run_folder
 from engine.runs.trials import BEST_TRIAL_FILE
-from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.errors import UsageError, did_you_mean, file_errors
 from engine.utils.files import find_file_stamp, is_file
 from engine.utils.locks import OwnerLock, is_held
 from engine.utils.trust import is_shared
@@ -68,14 +68,9 @@ class SweepFolder(RunFolder):
             root.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(0o700 if is_shared(root.stat()) else 0o755)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Raise UsageError if the folder cannot be written to."""
-        try:
-            yield
-        except OSError as error:
-            reason = f"cannot be written to: {error.strerror}"
-            raise UsageError.one(str(self.path), reason, OTHER_RUNS_FOLDER_ADVICE, code="not-writable") from error
+        return file_errors(str(self.path), "cannot be written to", OTHER_RUNS_FOLDER_ADVICE, code="not-writable")
 
     @contextmanager
     def controller_lock(self) -> Iterator[None]:

@@ -10,10 +10,10 @@ null is a value that is not finite, and an absent field is unknown. In Python th
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,8 +22,15 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field, to_builtins
 from msgspec.structs import asdict, fields, replace
 
-from engine.utils.errors import CodedError
-from engine.utils.files import make_user_folder, overwrite_bytes, read_bytes, replace_file, user_path_problem
+from engine.utils.errors import CodedError, UsageError, file_errors
+from engine.utils.files import (
+    locked_folder,
+    make_user_folder,
+    overwrite_bytes,
+    read_bytes,
+    replace_file,
+    user_path_problem,
+)
 
 __all__ = ["UNSET", "Meta", "UnsetType", "asdict", "field", "fields", "replace", "to_builtins"]
 
@@ -238,13 +245,24 @@ def write_record(path: Path, record: FileRecord, *, durable: bool = False, priva
     replace_file(path, lambda file: file.write(encode_indented(record) + b"\n"), durable=durable, private=private)
 
 
-def update_record(path: Path, record: FileRecord, max_bytes: int = MAX_JSON_BYTES) -> None:
-    """Replace `path` by a record, and keep the fields in it that the class of the record lacks. Raises OSError."""
-    stored: dict[str, Any] | None = None
-    with suppress(OSError, ValueError, RecursionError):
-        stored = _parse(read_bytes(path, max_bytes), dict[str, Any])
-    values = (stored or {}) | to_builtins(record)
-    replace_file(path, lambda file: file.write(encode_indented(values) + b"\n"))
+def change_record(path: Path, location: str, default: T, change: Callable[[T], T], max_bytes: int) -> T:
+    """Change the record in a file under the lock of its folder, or the default without one, and return the new record.
+    Fields that its class lacks are kept.
+
+    Raises UsageError at `location` if the file is not valid or cannot be written."""
+    try:
+        with (
+            file_errors(location, f"{path.name} cannot be written", code="not-writable"),
+            locked_folder(path.parent),
+        ):
+            stored = read_record(path, dict[str, Any], max_bytes) if os.path.lexists(path) else None
+            record = change(default if stored is None else read_record(path, type(default), max_bytes))
+            values = (stored or {}) | to_builtins(record)
+            replace_file(path, lambda file: file.write(encode_indented(values) + b"\n"))
+            return record
+    except InvalidRecordError as error:
+        advice = f"use the gputrain that wrote it, or delete {path}"
+        raise UsageError.one(location, f"{path.name} {error}", advice, code=error.code) from error
 
 
 def write_user_record(root: Path, name: str, record: FileRecord) -> None:

@@ -92,6 +92,16 @@ def collect_problems(problems: list[Problem]) -> Iterator[None]:
         problems += error.problems
 
 
+@contextmanager
+def file_errors(location: str, reason: str, advice: str = "", *, code: str = "not-readable") -> Iterator[None]:
+    """Raise UsageError in place of an OSError in the block: `reason`, such as `cannot be read`, and what the system
+    says."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError.one(location, f"{reason}: {error.strerror or error}", advice, code=code) from error
+
+
 def raise_if_any(problems: Sequence[Problem]) -> None:
     """Raise UsageError if there are problems."""
     if problems:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, file_errors
 from engine.utils.files import expand_user, replace_file
 from engine.utils.output_file import check_output
 from engine.utils.text import pluralize, printable
@@ -92,11 +92,8 @@ def show(
 
 def _write_png(sheet: Image, path: Any) -> None:
     """Raises UsageError."""
-    try:
+    with file_errors("--output", f"{path} cannot be written", code="not-writable"):
         replace_file(path, lambda file: sheet.save(file, "PNG"))
-    except OSError as error:
-        reason = f"{path} cannot be written: {error.strerror or error}"
-        raise UsageError.one("--output", reason, code="not-writable") from error
 
 
 def show_picture(picture: Image) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from engine.config.tasks import task_facts
 from engine.show.table import NO_LIMIT, Column, FittedTable, cell_width, fit, line_text
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, file_errors
 from engine.utils.files import expand_user, replace_file
 from engine.utils.output_file import check_output
 from engine.utils.text import pluralize, printable
@@ -129,11 +129,9 @@ def classify(
 
 def write_texts(target: Path, texts: Iterable[str]) -> None:
     """Replace a file by texts. Raises UsageError if it cannot be written."""
-    try:
+    with file_errors(str(target), "cannot be written", code="not-writable"):
         # Names of files may have bytes that are no text.
         replace_file(target, lambda file: file.writelines(text.encode(errors="surrogateescape") for text in texts))
-    except OSError as error:
-        raise UsageError.one(str(target), f"cannot be written: {error.strerror}", code="not-writable") from error
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.utils.errors import Problem, UsageError, raise_if_any
+from engine.utils.errors import Problem, UsageError, file_errors, raise_if_any
 from engine.utils.exit_codes import CommandExit, ExitCode
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.config_arguments import FlagOverrides
@@ -327,10 +327,8 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Program:
     from engine.utils.files import expand_user, file_number
 
     cwd = Path.cwd() if options.cwd is None else expand_user(options.cwd).absolute()
-    try:
+    with file_errors("--cwd", f"{cwd} cannot be used", code="not-found"):
         inode = file_number(cwd.stat().st_ino)
-    except OSError as error:
-        raise UsageError.one("--cwd", f"{cwd} cannot be used: {error.strerror}", code="not-found") from error
     return Program(
         argv=tuple(words),
         cwd=str(cwd),
