@@ -25,7 +25,7 @@ from engine.config.schema import Config
 from engine.config.settings import read_settings
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.selection import NotFreeError, cuda_devices, select
-from engine.gpus.snapshot import Gpu, Snapshot
+from engine.gpus.snapshot import Gpu
 from engine.hosts.channel import (
     ANY_HOST,
     HostAnswer,
@@ -35,6 +35,7 @@ from engine.hosts.channel import (
     parse_hosts,
     run_on,
 )
+from engine.hosts.reading import parse_snapshot
 from engine.hosts.shipping import plan_shipment, shares_folder
 from engine.queue.place import fixed_terms
 from engine.utils.codec import ENTRIES, Count, InvalidRecordError, Record, decode
@@ -46,7 +47,7 @@ from engine.utils.text import printable
 PROMPT_SECONDS = 5.0  # a host that takes longer does not keep one with free GPUs behind it from being chosen
 START_TIMEOUT_SECONDS = 300.0  # of the checks of a config, with a busy file server
 MAX_SHOWN_CHARS = 300
-T = TypeVar("T", bound=Record)
+T = TypeVar("T")
 # What a host prints on stderr before this line is the noise of its rc files.
 MESSAGE_MARKER = b"gputrain-messages\n"
 _PRINT_MESSAGE_MARKER = "printf 'gputrain-%s\\n' messages >&2"
@@ -245,13 +246,13 @@ def read_room(host: str, config: Config) -> Room:
     """Return what a host has for a run with this config, judged as the host itself would."""
     terms = fixed_terms(config)
     try:
-        snapshot = _read_json(host, ["gpus"], Snapshot)
+        snapshot = _read_json(host, "gpus", parse_snapshot)
         devices = cuda_devices(snapshot, [_holder(gpu) for gpu in snapshot.gpus if gpu.runs], terms)
         try:
             chosen = select(config.device.gpus, devices, only_free=True, shares=terms.shares)
             return Room(host, Fit.FREE if chosen or config.device.gpus == "cpu" else Fit.CPU)
         except NotFreeError:
-            queue = _read_json(host, ["queue"], _Queue).queue
+            queue = _read_json(host, "queue", lambda data: decode(data, _Queue)).queue
             return Room(host, Fit.BUSY, sum(row.place is not None for row in queue))
     except HostUnreachableError as error:
         return Room(host, Fit.NEVER, problem=str(error))
@@ -259,13 +260,13 @@ def read_room(host: str, config: Config) -> Room:
         return Room(host, Fit.NEVER, problem=f"{host}: {error.problems[0].reason}")
 
 
-def _read_json(host: str, words: Sequence[str], kind: type[T]) -> T:
+def _read_json(host: str, command: str, parse: Callable[[bytes], T]) -> T:
     """Return what a command of gputrain prints as JSON on a host. Raises HostUnreachableError without that."""
-    answer = run_on(host, ["gputrain", *words, "--json"])
+    answer = run_on(host, ["gputrain", command, "--json"])
     if answer.code == CommandExit.NOT_FOUND:
         raise HostUnreachableError(no_gputrain(host))
     try:
-        return decode(answer.stdout, kind)
+        return parse(answer.stdout)
     except InvalidRecordError as error:
         words_of_host = failure_words(answer.stderr, answer.code) if answer.code else f"its answer {error}"
         raise HostUnreachableError(f"{host}: {words_of_host}") from error

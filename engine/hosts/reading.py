@@ -36,7 +36,7 @@ MAX_TEXT_BYTES = 2000
 MAX_NUMBER, MAX_INDEX_DIGITS = 1e9, 5
 """Bounds of what nvidia-smi prints."""
 _LONG_TEXT = re.compile(rb'"[^"]{%d}' % MAX_TEXT_BYTES)
-_FORMAT = re.compile(rb'\{"format":(\d{1,4}),')
+_FORMAT = re.compile(rb'\{\s*"format":\s*(\d{1,4}),')
 FORMATS_APART = 1
 """How many versions older or newer than this gputrain that of a host may be."""
 
@@ -125,7 +125,9 @@ def parse_snapshot(line: bytes) -> Snapshot:
 
 
 def parse_run(line: bytes) -> RunRow | GoneRun:
-    """Return the run in a line of `gputrain runs --watch --json`. Raises InvalidRecordError."""
+    """Return the run in a line of `gputrain runs --watch --json`, or in what `gputrain runs show --json` prints.
+
+    Raises InvalidRecordError."""
     line = _in_own_format(line)
     if line.startswith(b'{"format":%d,"gone":' % FORMAT):
         return decode(line, GoneRun)

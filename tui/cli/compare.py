@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from engine.runs.root import runs_root
+from engine.utils.errors import Problem
 from engine.utils.text import pluralize
 from tui.cli.command import command
 from tui.cli.console import print_json, print_warning, reading_line, table_console
@@ -52,13 +53,22 @@ def compare(
     from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions
     from engine.show.foreign_run import as_foreign, read_run
+    from tui.cli.host_runs import read_host_run
 
     directions = read_directions(runs_root(runs_dir))
-    found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
-    require_comparable(len(found))
-    number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)
+    others = {name: row for name in runs if ":" in name and (row := read_host_run(name)) is not None}
+    found = find_any_runs([name for name in runs if name not in others], runs_dir, trust_owner=trust_owner)
+    require_comparable(len(found) + len(others))
+    number: int | None
+    if baseline in others:
+        number = len(found) + [*others].index(baseline)
+    else:
+        number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)
     with reading_line(found) as on_read:
-        comparison = compare_runs([read_run(as_foreign(run), on_read) for run in found], directions)
+        rows = [*(read_run(as_foreign(run), on_read) for run in found), *others.values()]
+        comparison = compare_runs(rows, directions)
+    if others:
+        print_warning(Problem("", "the code of runs on other hosts is not compared", code="not-supported"))
     for note in comparison.notes:
         print_warning(note)
     if as_json:
@@ -67,7 +77,7 @@ def compare(
     from tui.tables.compare import format_comparison
 
     typer.echo(format_comparison(comparison, table_console().width, number, transposed=transpose))
-    for text in code_differences(found, number or 0):
+    for text in [] if others else code_differences(found, number or 0):
         typer.echo("\n".join(["", text.title, *(f"  {line}" for line in text.lines)]))
         if text.more:
             typer.echo(f"  … and {pluralize(text.more, 'more line')}")

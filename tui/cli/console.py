@@ -101,7 +101,7 @@ def is_read_for(seconds: float) -> bool:
 
     poll = select.poll()
     # Without events, poll(2) reports only that the other end is closed.
-    poll.register(sys.stdout.fileno(), 0)
+    poll.register(1, 0)
     return not poll.poll(1000 * seconds)
 
 

@@ -25,11 +25,15 @@ from engine.hosts.channel import (
     check_host_name,
     failure_words,
     remote_script,
+    run_on,
     ssh_argv,
     start_ssh,
 )
-from engine.hosts.placement import MESSAGE_MARKER, RemoteRequest, gputrain_lines, start_on
+from engine.hosts.placement import MESSAGE_MARKER, RemoteRequest, gputrain_lines, messages_of, start_on
+from engine.hosts.reading import parse_run
 from engine.runs.root import runs_root
+from engine.runs.run_row import RunRow
+from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import CommandExit, ExitCode
 from engine.utils.text import printable
@@ -183,6 +187,26 @@ def host_script(host: str, runs: Sequence[str], *, marks: bool = True) -> str:
         'exec gputrain "$@"',
     ]
     return "; ".join(parts)
+
+
+def read_host_run(reference: str) -> RunRow | None:
+    """Return what a comparison needs of HOST:RUN; None for a run of this host. Raises UsageError if the host does not
+    tell it."""
+    if (place := split_host(reference)) is None:
+        return None
+    host, run = place
+    words = ["sh", "-c", host_script(host, [run]), "sh", "runs", "show", run, "--json"]
+    try:
+        answer = run_on(host, words)
+        row = parse_run(answer.stdout)
+    except HostUnreachableError as error:
+        raise UsageError.one("", str(error), code=error.code) from error
+    except InvalidRecordError as error:
+        told = "; ".join(messages_of(answer.stderr)) or f"its answer {error}"
+        raise UsageError.one("", f"{host}: {told.removeprefix('error: ')}", code=error.code) from error
+    assert isinstance(row, RunRow)  # noqa: S101 (of one run)
+    # A command has parameters in place of a config.
+    return row._replace(name=f"{host}:{row.name}", formats=("record",) if row.record.command else ())
 
 
 def _attach(host: str, words: Sequence[str], runs: Sequence[str]) -> None:

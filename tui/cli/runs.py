@@ -12,6 +12,7 @@ from engine.runs.root import LAST_RUN
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from tui.cli.command import command
+from tui.cli.console import is_read_for
 from tui.cli.options import (
     OR_PATH,
     CurvesOption,
@@ -77,7 +78,6 @@ def logs(
     The log holds the messages of the supervisor and the output of the ranks. --follow also prints new lines. A terminal
     shows the colors of the output, unless NO_COLOR is set.
     """
-    import time
 
     from engine.runs.log import open_log
     from engine.runs.record_completion import open_run
@@ -97,9 +97,8 @@ def logs(
         for text in log.read():
             sys.stdout.write(text)
         sys.stdout.flush()
-        if not live:
+        if not live or not is_read_for(POLL_SECONDS):
             return
-        time.sleep(POLL_SECONDS)
 
 
 @command(["gputrain runs show last", "gputrain runs show fashion-17 --curves"])

@@ -16,7 +16,7 @@ from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
 from engine.utils.text import printable
 from tui.cli.command import command
-from tui.cli.console import print_json, print_warning, show_progress
+from tui.cli.console import is_read_for, print_json, print_warning, show_progress
 from tui.cli.options import JsonOption
 from tui.cli.run_options import reads_runs, watch_other_hosts
 
@@ -113,7 +113,9 @@ def follow(waits: Sequence[RunWait], condition: Query | None, deadline: float) -
                 break
             if sys.stderr.isatty():
                 show_progress(waiting_line(left, len(waits)))
-            time.sleep(min(POLL_SECONDS, remaining_s))
+            if not is_read_for(min(POLL_SECONDS, remaining_s)):
+                # As of a command that another host has sent, whose connection has ended.
+                break
     finally:
         show_progress("")
     yield from left

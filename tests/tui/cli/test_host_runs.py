@@ -56,6 +56,14 @@ def test_run_of_shared_folder_comes_first(add_host: AddHost, tmp_path: Path) -> 
     assert call("logs", "lab1:copied").stdout == f"{there}\n"
 
 
+def test_comparison_names_host_that_does_not_answer(add_host: AddHost) -> None:
+    add_host("lab1", "echo error: nope: no run of this name >&2; exit 2")
+    add_host("lab2", 'echo \'{"format": 9, "state": 1}\'')
+    first, second = (call("compare", f"{host}:a", f"{host}:a", "here") for host in ("lab1", "lab2"))
+    assert (first.exit_code, first.stderr) == (2, "error: lab1: nope: no run of this name\n")
+    assert "error: lab2: its answer has format 9" in second.stderr
+
+
 def test_worst_code_of_hosts_and_this_one_wins(add_host: AddHost) -> None:
     add_host("lab1", "exit 3")
     add_host("lab2", "exit 0")
