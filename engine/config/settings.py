@@ -3,7 +3,7 @@
 It holds `run: {code_packages: [...]}`, which `engine.config.loader` merges below all other layers and
 `engine.inference` reads for commands that take no config, `limits: {gpus: N, runs: N, hours: H}`, see
 `engine.config.limits`, `reservations`, the folder of the reservations of GPUs, see `engine.gpus.reservation`, and
-`hosts: [NAME, ...]`, the other hosts that `gputrain run --on any` chooses from, see `engine.hosts`.
+`hosts: [NAME, ...]`, the other hosts of `--hosts all` and `run --on any`, see `engine.hosts`.
 """
 
 from __future__ import annotations

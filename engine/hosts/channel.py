@@ -25,12 +25,12 @@ from typing import IO, Any
 
 from engine.utils.errors import CodedError, UsageError
 from engine.utils.exits import exit_status
-from engine.utils.files import make_user_folder
+from engine.utils.files import make_user_folder, settings_file
 from engine.utils.text import printable
 
-ANY_HOST = "any"
-RESERVED_NAMES = (ANY_HOST, "slurm", "ray")
-"""Words that name a kind of place where runs start, and no host."""
+ANY_HOST, ALL_HOSTS = "any", "all"
+RESERVED_NAMES = (ANY_HOST, ALL_HOSTS, "slurm", "ray")
+"""Words that name several hosts or another kind of place where runs start, and no host."""
 # What has a meaning for ssh, for a shell or in HOST:RUN is in no name.
 _HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 MAX_NAME_CHARS = 255
@@ -101,7 +101,17 @@ def check_host_name(name: str) -> str:
 
 
 def parse_hosts(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the checked names of hosts, each once, of `lab1,lab2` or a list. Raises UsageError."""
+    """Return the checked names of hosts, each once, of a list or `lab1,lab2`; `all` are those of the user's settings.
+
+    Raises UsageError for a name that no host has, and if the settings have no hosts.
+    """
+    if names == ALL_HOSTS:
+        from engine.config.settings import read_settings
+
+        names = read_settings().hosts
+        if not names:
+            reason = f"there are none in {settings_file()}; name hosts, or add `hosts: [lab1, lab2]` there"
+            raise UsageError.one("hosts", reason, code="not-found")
     parts = names.split(",") if isinstance(names, str) else names
     return tuple(dict.fromkeys(check_host_name(part.strip()) for part in parts))
 

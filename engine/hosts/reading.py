@@ -6,7 +6,7 @@ A host may be hostile, so its answers are parsed as data of limited size; whoeve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import itemgetter
@@ -18,6 +18,7 @@ from engine.runs.run_record import StoredForm, read_back
 from engine.runs.run_row import RunRow
 from engine.utils.codec import (
     FORMAT,
+    Count,
     FileRecord,
     InvalidRecordError,
     Meta,
@@ -37,6 +38,7 @@ MAX_NUMBER, MAX_INDEX_DIGITS = 1e9, 5
 """Bounds of what nvidia-smi prints."""
 _LONG_TEXT = re.compile(rb'"[^"]{%d}' % MAX_TEXT_BYTES)
 _FORMAT = re.compile(rb'\{\s*"format":\s*(\d{1,4}),')
+_NEWS = tuple(b'{"format":%d,"%s":' % (FORMAT, name) for name in (b"gone", b"listed"))
 FORMATS_APART = 1
 """How many versions older or newer than this gputrain that of a host may be."""
 
@@ -55,10 +57,10 @@ class HostReading:
     """The last word of a host. The same object means that nothing has changed.
 
     `snapshot` has its GPUs and their processes, None if it said nothing of them; those of a stale or lost host are
-    stale, too. `rows` are its live and newest runs, whose folders are paths on that host. `age_s` are the whole seconds
-    since its last word if the host is stale or down, None without one. `reason` says why the host is stale or down, or
-    what it lacks, such as a driver; often in the words of ssh. `must_ask` means that ssh would ask for a password or
-    for a new host key, see `HostWatch.ask`.
+    stale, too. `rows` are its newest runs, whose folders are paths on that host; until `has_all_rows`, more come.
+    `age_s` are the whole seconds since its last word if the host is stale or down, None without one. `reason` says why
+    the host is stale or down, or what it lacks, such as a driver; often in the words of ssh. `must_ask` means that ssh
+    would ask for a password or for a new host key, see `HostWatch.ask`.
     """
 
     name: str
@@ -67,14 +69,42 @@ class HostReading:
     age_s: int | None = None
     snapshot: Snapshot | None = None
     rows: tuple[RunRow, ...] = ()
+    has_all_rows: bool = False
     has_gputrain: bool = False
     must_ask: bool = False
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it has neither said all nor failed."""
+        return self.state is HostState.CONNECTING or (self.state is HostState.OK and not self.has_all_rows)
 
-class GoneRun(FileRecord, frozen=True, kw_only=True):
-    """A line of `gputrain runs --watch --json` about a run that is no longer listed."""
 
-    gone: str
+def list_rows(readings: Sequence[HostReading]) -> list[tuple[str, RunRow]]:
+    """Return the runs of hosts, each with the name of its host.
+
+    All hosts that share a folder list its runs: one belongs to the host that it runs on, else to the first one.
+    """
+    owners: dict[tuple[str, float | None], str] = {}
+    for reading in readings:
+        host = None if reading.snapshot is None else reading.snapshot.host
+        for row in reading.rows:
+            key = row.folder, row.record.started_at
+            if key not in owners or row.record.host == host:
+                owners[key] = reading.name
+    return [
+        (reading.name, row)
+        for reading in readings
+        for row in reading.rows
+        if owners[row.folder, row.record.started_at] == reading.name
+    ]
+
+
+class ListNews(FileRecord, frozen=True, kw_only=True):
+    """A line of `gputrain runs --watch --json` that is no run: one that is no longer listed, or how many were there at
+    the start."""
+
+    gone: str | None = None
+    listed: Count | None = None
 
 
 ListedRun: Any = define_record(
@@ -124,13 +154,13 @@ def parse_snapshot(line: bytes) -> Snapshot:
     return snapshot
 
 
-def parse_run(line: bytes) -> RunRow | GoneRun:
-    """Return the run in a line of `gputrain runs --watch --json`, or in what `gputrain runs show --json` prints.
+def parse_run(line: bytes) -> RunRow | ListNews:
+    """Return what a line of `gputrain runs --watch --json` says, or the run that `gputrain runs show --json` prints.
 
     Raises InvalidRecordError."""
     line = _in_own_format(line)
-    if line.startswith(b'{"format":%d,"gone":' % FORMAT):
-        return decode(line, GoneRun)
+    if line.startswith(_NEWS):
+        return decode(line, ListNews)
     listed = decode(line, ListedRun)
     record = read_back(listed)
     return RunRow(state=listed.state, record=record, **{name: getattr(listed, name) for name in _ROW_FIELDS})

@@ -33,7 +33,6 @@ from engine.hosts.reading import (
     MAX_LINE_BYTES,
     MAX_RUN_BYTES,
     MAX_RUNS,
-    GoneRun,
     HostReading,
     HostState,
     parse_run,
@@ -65,7 +64,7 @@ NO_RUNS = "its runs are unknown: the gputrain there is older"
 # GPUs come through stdout and runs through stderr: lines of two programs mix in one pipe, pipe(7).
 _SCRIPT = (
     'if command -v gputrain > /dev/null; then if [ -d "$1" ]; then set -- --runs-dir "$1"; else set --; fi; '
-    f'{{ gputrain runs --watch --json -n {MAX_RUNS} "$@" >&2 || echo "{NO_RUNS}" >&2; }} < /dev/null & '
+    f'{{ gputrain runs --watch --json -n {MAX_RUNS} "$@" || echo "{NO_RUNS}"; }} >&2 < /dev/null & '
     f"exec gputrain gpus --watch --json --interval {INTERVAL_SECONDS} < /dev/null; else exec python3 -; fi"
 )
 
@@ -104,9 +103,9 @@ class HostWatch:
         return has_changed
 
     def first_readings(self, timeout_s: float = FIRST_WORD_SECONDS) -> tuple[HostReading, ...]:
-        """Return the readings as soon as each host has answered or failed, or the time is up."""
+        """Return the readings as soon as each host has said all or failed, or the time is up."""
         deadline = time.monotonic() + timeout_s
-        while any(reading.state is HostState.CONNECTING for reading in self.readings()):
+        while any(reading.is_awaited for reading in self.readings()):
             if (left_s := deadline - time.monotonic()) <= 0:
                 break
             self.wait(left_s)
@@ -178,6 +177,7 @@ class _Link:
         """Forget what belongs to a connection."""
         self._answer, self._runs, self._words, self._note = bytearray(), bytearray(), bytearray(), ""
         self._rows: dict[str, RunRow] = {}
+        self._has_all_rows = False
         self._has_started, self._tick_at, self._tick_bytes = False, 0.0, 0
 
     def advance(self, now: float, selector: selectors.BaseSelector) -> bool:
@@ -260,13 +260,15 @@ class _Link:
             return
         self._failures = 0
         self._active_at = self._heard_at = time.monotonic()
+        has_gputrain = lines[-1].startswith(b'{"format"')
         self.reading = replace(
             self.reading,
             state=HostState.OK,
             reason=snapshot.error or self._note,
             age_s=None,
             snapshot=snapshot,
-            has_gputrain=lines[-1].startswith(b'{"format"'),
+            has_all_rows=self._has_all_rows or not has_gputrain,
+            has_gputrain=has_gputrain,
             must_ask=False,
         )
 
@@ -274,24 +276,29 @@ class _Link:
         """Take the runs among lines of stderr; others are words of ssh and of rc files."""
         for line in lines:
             if line == NO_RUNS.encode():
-                self._note = NO_RUNS
-            elif not line.startswith(b'{"format"'):
-                self._words = (self._words + line + b"\n")[-MAX_WORDS_BYTES:]
-            else:
+                self._note, self._has_all_rows = NO_RUNS, True
+            elif line.startswith(b'{"format"'):
                 self._take_run(line)
+            else:
+                self._words = (self._words + line + b"\n")[-MAX_WORDS_BYTES:]
         rows = sorted(self._rows.values(), key=lambda row: (-(row.record.started_at or 0.0), row.name))
-        self.reading = replace(self.reading, rows=tuple(rows))
+        self.reading = replace(self.reading, rows=tuple(rows), has_all_rows=self._has_all_rows)
+        if self.reading.state is HostState.OK and self.reading.snapshot is not None:
+            self.reading = replace(self.reading, reason=self.reading.snapshot.error or self._note)
 
     def _take_run(self, line: bytes) -> None:
         try:
-            row = parse_run(line)
+            news = parse_run(line)
         except InvalidRecordError as error:
             self._note = f"a run of it {error}"
             return
-        if isinstance(row, GoneRun):
-            self._rows.pop(row.gone, None)
-        elif row.name in self._rows or len(self._rows) < MAX_RUNS:
-            self._rows[row.name] = row
+        if isinstance(news, RunRow):
+            if news.name in self._rows or len(self._rows) < MAX_RUNS:
+                self._rows[news.name] = news
+        elif news.gone is not None:
+            self._rows.pop(news.gone, None)
+        else:
+            self._has_all_rows = True
 
     def _end_reason(self, process: subprocess.Popen[bytes]) -> str:
         """Return why ssh has closed its output, in its words."""

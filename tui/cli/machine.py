@@ -20,9 +20,11 @@ from engine.utils.units import format_bytes
 from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, FlagOverrides, config_flags, resolve_arguments
 from tui.cli.console import ask, print_json, print_table, table_console
-from tui.cli.options import JsonOption, RunsDirOption, TrustCodeOption, YesOption, count_option
+from tui.cli.options import HostsOption, JsonOption, RunsDirOption, TrustCodeOption, YesOption, count_option
 from tui.cli.train import StartOptions, build_request, raise_problems
 from tui.flags import FLAG_TO_KEY
+
+DEFAULT_SECONDS = 1.0
 
 
 @command(
@@ -31,6 +33,7 @@ from tui.flags import FLAG_TO_KEY
         "gputrain gpus --watch --processes",
         "gputrain gpus --json --links",
         "gputrain gpus --record gpus.jsonl -n 60",
+        "gputrain gpus --hosts lab1,lab2",
     ],
     "With --json, --watch prints one line per sample. GPUs older than Hopper need --links; others always measure PCIe. "
     "GPUTRAIN_NVML=replay:FILE replays the samples of --record.",
@@ -44,14 +47,23 @@ def gpus(
     interval: Annotated[
         float,
         typer.Option("--interval", metavar="SECONDS", min=MIN_PERIOD_SECONDS, max=3600, help="Time between samples."),
-    ] = 1.0,
+    ] = DEFAULT_SECONDS,
     count: Annotated[int | None, count_option("samples")] = None,
     record: Annotated[
         str | None,
         typer.Option("--record", metavar="FILE", help="Write samples to FILE."),
     ] = None,
+    hosts: HostsOption = None,
 ) -> None:
     """Show GPU utilization, memory, power, temperature and users."""
+    if hosts is not None:
+        from tui.cli.hosts import show_host_gpus
+
+        refused = {"--links": links, "--count": count, "--record": record, "--interval": interval != DEFAULT_SECONDS}
+        if option := next((option for option, is_set in refused.items() if is_set), None):
+            raise UsageError.one("--hosts", f"cannot be combined with {option}", code="conflict")
+        show_host_gpus(hosts, as_json=as_json, watch=watch, processes=processes)
+        return
     from tui.cli.gpus import GpusOptions, show_gpus
 
     show_gpus(

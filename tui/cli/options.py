@@ -39,6 +39,10 @@ CopyOption = Annotated[
 ]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+HostsOption = Annotated[
+    str | None,
+    typer.Option("--hosts", metavar="HOST,HOST", help="Ask these hosts through ssh; `all` for those of settings.yaml."),
+]
 CurvesOption = Annotated[bool, typer.Option("--curves", help="Print each point of all curves, as CSV or --json.")]
 EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one event per line; implies --headless.")]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Follow the runs until they end, or Ctrl-C.")]

@@ -6,21 +6,22 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tui.cli.command import command
 from tui.cli.help import MinusWordsCommand
-from tui.cli.options import JsonOption, RunsDirOption, count_option
+from tui.cli.options import HostsOption, JsonOption, RunsDirOption, count_option
 from tui.cli.tree import subcommands
 
 if TYPE_CHECKING:
     from engine.runs.run_list import RunList
     from engine.runs.run_row import RunRow
     from engine.runs.run_view import RunView
+    from tui.cli.hosts import HostRuns
 
 # After this time, a terminal shows what takes long.
 PATIENCE_SECONDS = 1.0
@@ -63,6 +64,7 @@ def list_runs(
     watch: Annotated[
         bool, typer.Option("--watch", help="With --json, print each change as a line until Ctrl-C.")
     ] = False,
+    hosts: HostsOption = None,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -88,8 +90,14 @@ def list_runs(
         raise UsageError.one("--quiet", f"cannot be combined with {other}", code="conflict")
     if watch and (not as_json or columns is not None):
         raise UsageError.one("--watch", "needs --json, and takes no --columns", code="conflict")
-    run_list = RunList(root)
-    _read(run_list)
+    run_list: RunList | HostRuns
+    if hosts is None:
+        run_list = RunList(root)
+        _read(run_list)
+    else:
+        from tui.cli.hosts import HostRuns
+
+        run_list = HostRuns(hosts, root, follow=watch)
     # The metrics of the runs are keys, too.
     names = names_of(run_list.rows, directions)
     fields = None if columns is None else parse_columns(columns, names)
@@ -119,12 +127,16 @@ def list_runs(
     elif rows:
         sorted_by = order.field if sort and order is not None else None
         print_table(listed_columns(rows, sorted_by) if fields is None else field_columns(fields, rows), rows)
+    elif run_list.count == 0 and hosts is not None:
+        typer.echo("There are no runs on these hosts.", err=True)
     elif run_list.count == 0:
         start = f"gputrain run --runs-dir {shlex.quote(str(root))}"
         typer.echo(f"There are no runs in {root}. Start one with `{start} CONFIG` or `{start} -- COMMAND`.", err=True)
     else:
-        typer.echo(f"None of the {pluralize(run_list.count, 'run')} in {root} matches.", err=True)
-    _name_survivors(rows)
+        place = f"in {root}" if hosts is None else "on these hosts"
+        typer.echo(f"None of the {pluralize(run_list.count, 'run')} {place} matches.", err=True)
+    if hosts is None:
+        _name_survivors(rows)
     if not rows and words and (name := nearest(words[0], subcommands("runs"))) is not None:
         typer.echo(f"`gputrain runs {name}` is a command.", err=True)
     if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
@@ -135,23 +147,25 @@ def list_runs(
         typer.echo(f"{pluralize(view.hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
 
 
-def watch_runs(run_list: RunList, select: Callable[[], Sequence[RunRow]]) -> None:
+def watch_runs(run_list: RunList | HostRuns, select: Callable[[], Sequence[RunRow]]) -> None:
     """Print each selected run that is new or has changed, and each that is gone, as a line of JSON, until nobody reads
     them."""
     from tui.cli.console import is_read_for, json_line, until_unread
 
-    shown: dict[str, RunRow] = {}
+    def print_lines(lines: Iterable[Mapping[str, Any]]) -> None:
+        sys.stdout.writelines(f"{json_line(line)}\n" for line in lines)
+        sys.stdout.flush()
+
     with until_unread():
-        while True:
-            rows = {row.name: row for row in select()}
-            changed = [json_line(row.to_json()) for name, row in rows.items() if shown.get(name) is not row]
-            gone = [json_line({"gone": name}) for name in shown if name not in rows]
-            sys.stdout.writelines(f"{line}\n" for line in (*changed, *gone))
-            sys.stdout.flush()
-            shown = rows
-            if not is_read_for(WATCH_SECONDS):
-                return
+        shown = {row.name: row for row in select()}
+        # Whoever follows the list knows by the last line that it is complete.
+        print_lines([*(row.to_json() for row in shown.values()), {"listed": len(shown)}])
+        while is_read_for(WATCH_SECONDS):
             run_list.poll(READ_SECONDS)
+            rows = {row.name: row for row in select()}
+            changed = [row.to_json() for name, row in rows.items() if shown.get(name) is not row]
+            print_lines([*changed, *({"gone": name} for name in shown if name not in rows)])
+            shown = rows
 
 
 def _name_survivors(rows: Sequence[RunRow]) -> None:

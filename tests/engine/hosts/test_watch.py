@@ -10,56 +10,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine.gpus.snapshot import DRIVER, Gpu, Measurement, Snapshot
 from engine.hosts import channel, watch
 from engine.hosts.reading import HostReading, HostState
 from engine.hosts.watch import NO_RUNS, HostWatch
-from engine.runs.run_row import RunRow
 from engine.utils.process_table import read_stat
 from support.gputrain_command import ROOT
-from support.servers.ssh_stand_in import HOST_KEY_CHANGED, SshStandIn
+from support.servers.ssh_stand_in import HOST_KEY_CHANGED, SshStandIn, run_line, snapshot_line
 from tui.cli.console import json_line
 
-UNKNOWN: Measurement[Any] = Measurement(None, 0.0)
 DENIED = "echo 'ann@lab: Permission denied (publickey).' >&2; exit 255"
 TIMEOUT_SECONDS = 10.0
-GPUTRAIN = """\
-#!/bin/sh
-case $1 in
-gpus) cat {folder}/gpus; exec tail -f /dev/null;;
-*) cat {folder}/runs; exec tail -f /dev/null;;
-esac
-"""
-
-
-def snapshot_line(host: str = "lab1", gpus: int = 2) -> str:
-    some = tuple(Gpu(index=i, uuid=f"GPU-{i}", state="ok", age=0.0, time=1.0, processes=UNKNOWN) for i in range(gpus))
-    return json_line(Snapshot(time=1.0, host=host, source=DRIVER, driver=UNKNOWN, cuda=UNKNOWN, gpus=some))
-
-
-def run_line(name: str) -> str:
-    return json_line(RunRow(name, f"/runs/{name}", "running").to_json())
 
 
 class Hosts:
-    """Hosts with a stand-in for gputrain, or without one, and the watch of them."""
+    """Hosts, and the watch of them."""
 
     def __init__(self, ssh: SshStandIn) -> None:
         self.ssh = ssh
         self.watch: HostWatch | None = None
-
-    def add(self, name: str, gpus: str = "", runs: str = "", *lines: str, program: str = GPUTRAIN) -> None:
-        folder = self.ssh.folder / f"bin-{name}"
-        folder.mkdir(exist_ok=True)
-        (folder / "gpus").write_text(f"{gpus or snapshot_line(name)}\n")
-        (folder / "runs").write_text(runs)
-        (folder / "gputrain").write_text(program.format(folder=folder))
-        (folder / "gputrain").chmod(0o755)
-        self.ssh.set_host(name, f"PATH={folder}:/usr/bin:/bin", *lines)
 
     def follow(self, *names: str) -> HostWatch:
         self.watch = HostWatch(names)
@@ -92,7 +63,9 @@ def hosts(ssh: SshStandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
 
 
 def test_host_with_gputrain_says_gpus_and_runs(hosts: Hosts) -> None:
-    hosts.add("lab1", snapshot_line("lab1"), f"{run_line('a')}\n{run_line('b')}\n" + json_line({"gone": "a"}) + "\n")
+    hosts.ssh.add_gputrain(
+        "lab1", snapshot_line("lab1"), f"{run_line('a')}\n{run_line('b')}\n" + json_line({"gone": "a"}) + "\n"
+    )
     hosts.follow("lab1")
     reading = hosts.reading(until=lambda reading: reading.snapshot is not None and len(reading.rows) == 1)
     assert reading.snapshot is not None
@@ -101,12 +74,12 @@ def test_host_with_gputrain_says_gpus_and_runs(hosts: Hosts) -> None:
 
 
 def test_noise_of_rc_files_is_no_answer(hosts: Hosts) -> None:
-    hosts.add("lab1", "", "", "echo Welcome", 'echo \'{"format":1,"host":"fake"}\'', "echo quota >&2")
+    hosts.ssh.add_gputrain("lab1", "", "", "echo Welcome", 'echo \'{"format":1,"host":"fake"}\'', "echo quota >&2")
     assert hosts.first("lab1").state is HostState.OK
 
 
 def test_failed_host_keeps_its_words_while_others_answer(hosts: Hosts) -> None:
-    hosts.add("lab1")
+    hosts.ssh.add_gputrain("lab1")
     hosts.ssh.set_host("rekeyed", HOST_KEY_CHANGED)
     hosts.follow("rekeyed", "lab1")
     hosts.reading(1, until=lambda reading: reading.state is HostState.OK)
@@ -117,12 +90,12 @@ def test_failed_host_keeps_its_words_while_others_answer(hosts: Hosts) -> None:
 def test_lost_host_recovers(hosts: Hosts) -> None:
     hosts.ssh.set_host("lab1", "echo 'connect to host lab1: Connection refused' >&2", "exit 255")
     assert hosts.first("lab1").reason == "connect to host lab1: Connection refused"
-    hosts.add("lab1")
+    hosts.ssh.add_gputrain("lab1")
     hosts.reading(until=lambda reading: reading.state is HostState.OK and reading.reason == "")
 
 
 def test_lost_host_keeps_old_gpus_marked_stale(hosts: Hosts) -> None:
-    hosts.add("lab1", program="#!/bin/sh\n[ $1 = runs ] || {{ cat {folder}/gpus; sleep 0.5; exit 1; }}\n")
+    hosts.ssh.add_gputrain("lab1", program="#!/bin/sh\n[ $1 = runs ] || {{ cat {folder}/gpus; sleep 0.5; exit 1; }}\n")
     hosts.follow("lab1")
     hosts.reading(until=lambda reading: reading.state is HostState.OK)
     hosts.ssh.set_host("lab1", "exit 255")
@@ -136,7 +109,7 @@ def test_refused_login_waits_for_person(hosts: Hosts) -> None:
     assert hosts.first("lab1").must_ask
     time.sleep(0.5)
     assert len(hosts.ssh.calls) == 1
-    hosts.add("lab1")
+    hosts.ssh.add_gputrain("lab1")
     assert hosts.watch is not None
     hosts.watch.retry("lab1")
     hosts.reading(until=lambda reading: reading.state is HostState.OK and not reading.must_ask)
@@ -144,14 +117,16 @@ def test_refused_login_waits_for_person(hosts: Hosts) -> None:
 
 def test_silent_host_becomes_stale_with_its_age(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "STALE_SECONDS", 0.2)
-    hosts.add("lab1")
+    hosts.ssh.add_gputrain("lab1")
     hosts.follow("lab1")
     reading = hosts.reading(until=lambda reading: reading.state is HostState.STALE and reading.age_s == 1)
     assert reading.snapshot is not None and reading.snapshot.gpus[0].state == "stale"
 
 
 def test_older_gputrain_still_says_its_gpus(hosts: Hosts) -> None:
-    hosts.add("lab1", program="#!/bin/sh\n[ $1 = gpus ] || exit 2\nsleep 0.3; cat {folder}/gpus; exec sleep 100\n")
+    hosts.ssh.add_gputrain(
+        "lab1", program="#!/bin/sh\n[ $1 = gpus ] || exit 2\nsleep 0.3; cat {folder}/gpus; exec sleep 100\n"
+    )
     hosts.follow("lab1")
     assert hosts.reading(until=lambda reading: reading.snapshot is not None).reason == NO_RUNS
 
@@ -159,7 +134,7 @@ def test_older_gputrain_still_says_its_gpus(hosts: Hosts) -> None:
 @pytest.mark.parametrize(("version", "state"), [(2, HostState.OK), (0, HostState.OK), (3, HostState.DOWN)])
 def test_next_version_is_understood(hosts: Hosts, version: int, state: HostState) -> None:
     line = snapshot_line().replace('{"format":1', f'{{"format":{version},"later":1', 1)
-    hosts.add("lab1", line)
+    hosts.ssh.add_gputrain("lab1", line)
     assert hosts.first("lab1").state is state
 
 
@@ -175,7 +150,7 @@ def test_next_version_is_understood(hosts: Hosts, version: int, state: HostState
     ids=["types", "gpus", "text", "escapes", "depth"],
 )
 def test_answer_of_wrong_kind_is_refused(hosts: Hosts, answer: str, reason: str) -> None:
-    hosts.add("lab1", answer)
+    hosts.ssh.add_gputrain("lab1", answer)
     reading = hosts.first("lab1")
     assert reading.state is HostState.DOWN and reason in reading.reason
 
@@ -184,7 +159,7 @@ def test_answer_of_wrong_kind_is_refused(hosts: Hosts, answer: str, reason: str)
 def test_flood_ends_connection(hosts: Hosts, flood: str, tmp_path: Path) -> None:
     (tmp_path / "line").write_text(snapshot_line())
     command = flood.format(snapshot=f'"$(cat {tmp_path}/line)"')
-    hosts.add("lab1", program=f"#!/bin/sh\n[ $1 = runs ] || exec {command}\n")
+    hosts.ssh.add_gputrain("lab1", program=f"#!/bin/sh\n[ $1 = runs ] || exec {command}\n")
     hosts.follow("lab1")
     reading = hosts.reading(until=lambda reading: reading.state is HostState.DOWN)
     assert "more than" in reading.reason
@@ -201,7 +176,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_killed_watch_leaves_no_ssh(hosts: Hosts) -> None:
-    hosts.add("lab1", "", "", f"echo $$ > {hosts.ssh.folder}/pid")
+    hosts.ssh.add_gputrain("lab1", "", "", f"echo $$ > {hosts.ssh.folder}/pid")
     program = (
         "from engine.hosts.watch import HostWatch; HostWatch(['lab1']).first_readings(); print('ready', flush=True)"
     )

@@ -227,6 +227,7 @@ def test_watch_prints_each_change_until_nobody_reads(tmp_path: Path) -> None:
         assert process.stdout is not None
         lines = [json.loads(process.stdout.readline()) for _ in range(2)]
         assert {line["name"] for line in lines} == {first.name, second.name}
+        assert json.loads(process.stdout.readline()) == {"format": 1, "listed": 2}
         shutil.rmtree(first.path)
         assert json.loads(process.stdout.readline()) == {"format": 1, "gone": first.name}
         process.stdout.close()
