@@ -23,6 +23,7 @@ from engine.data.checks import class_counts
 from engine.data.plan import auto_workers
 from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
+from engine.data.sources.formats import format_from_config
 from engine.data.sources.open import open_source
 from engine.data.stream import BatchLoader
 from engine.distributed.failures import find_cause
@@ -80,7 +81,10 @@ def evaluate_checkpoint(
     config = evaluation_config(checkpoint, overrides)
     trust = evaluation_trust(checkpoint, overrides)
     trust.check(config, ("data.dataset", "model.name", "loss.name", "eval.metrics"))
-    checkpoint = replace(checkpoint, image_format=evaluation_format(checkpoint, config))
+    trained_format = checkpoint.image_format
+    # The sizes of the training stay those of the checkpoint.
+    images = replace(format_from_config(config.data, trained_format), epoch_sizes=trained_format.epoch_sizes)
+    checkpoint = replace(checkpoint, image_format=images)
     source = open_source(config)
     class_map = class_indices(source.classes, checkpoint.classes)
     num_images = sum(source.num_images(name) for name in expand_parts(part))
@@ -109,7 +113,6 @@ def evaluate_checkpoint(
     )
     tested = checkpoint.config.model_copy(update={"eval": config.eval})
     trained = build_trained_model(replace(checkpoint, config=tested), device)
-    images = checkpoint.image_format
     if images.val_size != images.size:
         check_model(trained.model, config, images, images.val_size, len(checkpoint.classes), size_key="data.val_crop")
     task = trained.task
@@ -185,18 +188,6 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     if not images.is_float:
         data |= {"image_size": images.size, "channels": images.channels, "mean": images.mean, "std": images.std}
     return validate_config(values | {"augment": AugmentConfig().model_dump(mode="json")})
-
-
-def evaluation_format(checkpoint: TrainedCheckpoint, config: Config) -> ImageFormat:
-    """Return the input format of a checkpoint with the preprocessing of a config of `evaluation_config`."""
-    trained, data = checkpoint.image_format, config.data
-    return replace(
-        trained,
-        val_size=data.val_crop or trained.size,
-        val_resize=data.val_resize,
-        fit=data.fit or trained.fit,
-        interpolation=data.interpolation or trained.interpolation,
-    )
 
 
 def evaluation_trust(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> CodeTrust:

@@ -162,6 +162,7 @@ def _to_onnx(program: ExportedProgram, trained: TrainedModel, output: str, metad
                 dynamo=True,
                 input_names=[INPUT_NAME],
                 output_names=[output],
+                dynamic_shapes={INPUT_NAME: {0: BATCH_NAME}},
                 verbose=False,
             )
             model = exported.model_proto
@@ -171,15 +172,10 @@ def _to_onnx(program: ExportedProgram, trained: TrainedModel, output: str, metad
     for name, text in metadata.items():
         model.metadata_props.add(key=name, value=text)
     graph = model.graph
-    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        del value.metadata_props[:]
-        for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param == symbol:
-                dimension.dim_param = BATCH_NAME
-    for node in (*graph.node, *(node for function in model.functions for node in function.node)):
+    nodes = (*graph.node, *(node for function in model.functions for node in function.node))
+    for part in (*graph.input, *graph.output, *graph.value_info, *nodes):
         # The paths of this machine are no part of the model.
-        del node.metadata_props[:]
+        del part.metadata_props[:]
     content: bytes = model.SerializeToString()
     return content
 

@@ -34,6 +34,7 @@ from engine.runs.history import History
 from engine.training.checkpoint import check_content, load_checkpoint
 from engine.training.tasks.base import Task
 from engine.training.tasks.table import build_task
+from engine.utils.codec import convert
 from engine.utils.errors import UsageError
 from engine.utils.trust import describe_user, foreign_reason
 
@@ -138,7 +139,7 @@ def read_trained_checkpoint(
         path=path,
         config=config,
         classes=tuple(state["classes"]),
-        image_format=ImageFormat.from_checkpoint(state["image_format"]),
+        image_format=convert(state["image_format"], ImageFormat),
         weights=state["ema"] if ema else state["model"],
         ema=ema,
         step=state["step"],

@@ -106,18 +106,13 @@ def model_names(source: str) -> list[str]:
     """Return the valid values of `model.name` for a source. Raises UsageError if its library is missing or broken."""
     if source == "builtin":
         return list(BUILTIN_MODELS)
-    models = library_models(source)
+    models = read_listing(source).models
     if source == "timm":
         # timm selects weights by a tag after a dot.
         return [model.name for model in models] + [
             f"{model.name}.{tag}" for model in models for tag in model.weights if tag
         ]
     return [model.name for model in models]
-
-
-def library_models(source: str) -> list[CatalogModel]:
-    """Return all classification models of torchvision or timm. Raises UsageError as `read_listing`."""
-    return list(read_listing(source).models)
 
 
 def cached_model_names() -> list[str]:

@@ -7,6 +7,7 @@ float16. The levels are those of NVIDIA Apex.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 
@@ -107,31 +108,16 @@ def tf32_is_on(device: torch.device) -> bool:
     return device.type == "cuda" and torch.get_float32_matmul_precision() == "high"
 
 
-def precision_problems(precision: PrecisionConfig, device: torch.device) -> list[Problem]:
-    """Return why the device does not support the precision."""
-    problems = []
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    if (
-        precision.amp == "bf16"
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        problems.append(
-            Problem(
-                "precision.amp",
-                f"{name} does not support bfloat16; set precision.amp to fp16 or off",
-                code="not-supported",
-            )
-        )
+def precision_problems(precision: PrecisionConfig, device: torch.device) -> Iterator[Problem]:
+    """Yield why the device does not support the precision."""
+    is_cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if is_cuda else "the CPU"
+    if precision.amp == "bf16" and is_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        reason = f"{name} does not support bfloat16; set precision.amp to fp16 or off"
+        yield Problem("precision.amp", reason, code="not-supported")
     if precision.tf32 == "on" and not uses_tf32(precision, device_capability(device)):
-        problems.append(
-            Problem(
-                "precision.tf32",
-                f"{name} does not support TF32; set precision.tf32 to auto or off",
-                code="not-supported",
-            )
-        )
-    return problems
+        reason = f"{name} does not support TF32; set precision.tf32 to auto or off"
+        yield Problem("precision.tf32", reason, code="not-supported")
 
 
 def resolve_memory_format(config: Config, model: nn.Module, device: torch.device) -> torch.memory_format:

@@ -7,8 +7,6 @@ field's convention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,27 +152,19 @@ def trace_model(model: nn.Module, images: Tensor) -> tuple[dict[str, Shape | Non
             module.register_forward_pre_hook(lambda *_: flops_before.append(counter.get_total_flops())),
             module.register_forward_hook(lambda _, __, output, path=path: leave(path, output)),
         ]
-    training = model.training
+    training, has_fastpath = model.training, torch.backends.mha.get_fastpath_enabled()
     model.eval()
+    # A fused operation of nn.MultiheadAttention in inference, which hooks cannot see into.
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with images.device, _mha_fastpath_disabled(), counter, torch.no_grad():
+        with images.device, counter, torch.no_grad():
             model(images)
     finally:
         model.train(training)
+        torch.backends.mha.set_fastpath_enabled(has_fastpath)
         for handle in handles:
             handle.remove()
     return shapes, multiply_adds
-
-
-@contextmanager
-def _mha_fastpath_disabled() -> Iterator[None]:
-    """Disable the inference fast path of nn.MultiheadAttention, a fused operation that hooks cannot see into."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def first_shape(value: Any) -> Shape | None:

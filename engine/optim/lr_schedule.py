@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from engine.config.training_sections import OptimConfig, ScheduleConfig, by_epoch, warmup_steps
 from engine.utils.errors import Problem
@@ -109,24 +109,12 @@ def rising_steps(schedule: ScheduleConfig, steps_per_epoch: int, epochs: int) ->
     return warmup_steps(schedule, steps_per_epoch)
 
 
-def schedule_length_problems(schedule: ScheduleConfig, steps_per_epoch: int, epochs: int) -> list[Problem]:
-    """Return the problems of a schedule that depend on the steps per epoch: warmup or milestones beyond the run."""
+def schedule_length_problems(schedule: ScheduleConfig, steps_per_epoch: int, epochs: int) -> Iterator[Problem]:
+    """Yield the problems of a schedule that depend on the steps per epoch: warmup or milestones beyond the run."""
     steps = steps_per_epoch * epochs
-    problems = []
     if schedule.warmup_steps > steps and schedule.name != "onecycle":
-        problems.append(
-            Problem(
-                "schedule.warmup_steps",
-                f"must be at most the {steps} steps of this run, not {schedule.warmup_steps}",
-                code="out-of-range",
-            )
-        )
+        reason = f"must be at most the {steps} steps of this run, not {schedule.warmup_steps}"
+        yield Problem("schedule.warmup_steps", reason, code="out-of-range")
     if schedule.name == "multistep" and not by_epoch(schedule) and min(schedule.milestones, default=0) >= steps:
-        problems.append(
-            Problem(
-                "schedule.milestones",
-                f"no milestone is reached: this run has {steps} steps; use smaller milestones",
-                code="conflict",
-            )
-        )
-    return problems
+        reason = f"no milestone is reached: this run has {steps} steps; use smaller milestones"
+        yield Problem("schedule.milestones", reason, code="conflict")

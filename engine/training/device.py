@@ -41,7 +41,7 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
         for index in plan.device_indices(rank_info.local_rank):
             if not plan.devices[index].isdigit():
                 check_device(plan.devices[index], plan.parent_uuids[index], cuda_uuid(torch.device("cuda", index)))
-    raise_if_any(precision_problems(config.precision, device))
+    raise_if_any([*precision_problems(config.precision, device)])
     set_tf32(config.precision, device, plan.capability)
     return device
 

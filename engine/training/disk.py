@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,19 +31,16 @@ def max_new_checkpoints(config: Config, folder: Path | None = None) -> int:
     return max(config.checkpoint.keep + EXTRA_CHECKPOINTS - len(inodes), 1)
 
 
-def disk_warnings(config: Config, checkpoint_folder: Path, weight_bytes: int) -> list[Problem]:
-    """Return a warning if the disk is too small for the checkpoints of a run, else nothing."""
+def disk_warnings(config: Config, checkpoint_folder: Path, weight_bytes: int) -> Iterator[Problem]:
+    """Yield a warning if the disk is too small for the checkpoints of a run."""
     file_bytes = weight_bytes * (1 + state_copies(config.optim))
     file_count = max_new_checkpoints(config, checkpoint_folder)
-    try:
-        available_bytes = free_bytes(checkpoint_folder)
-    except OSError:
-        return []
-    if file_bytes * file_count <= available_bytes:
-        return []
-    reason = (
-        f"{checkpoint_folder.parent} has {format_bytes(available_bytes)} free, and the checkpoints can take "
-        f"{format_bytes(file_bytes * file_count)} ({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})"
-    )
-    advice = f"free disk space, reduce checkpoint.keep, or {OTHER_RUNS_FOLDER_ADVICE}"
-    return [Problem("", reason, advice, code="disk-full")]
+    with suppress(OSError):
+        if file_bytes * file_count > (available_bytes := free_bytes(checkpoint_folder)):
+            reason = (
+                f"{checkpoint_folder.parent} has {format_bytes(available_bytes)} free, and the checkpoints can take "
+                f"{format_bytes(file_bytes * file_count)} ({pluralize(file_count, 'file')} of "
+                f"{format_bytes(file_bytes)})"
+            )
+            advice = f"free disk space, reduce checkpoint.keep, or {OTHER_RUNS_FOLDER_ADVICE}"
+            yield Problem("", reason, advice, code="disk-full")

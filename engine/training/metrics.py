@@ -31,13 +31,6 @@ class Metrics:
     unread: int
     images: int = 0
 
-    @classmethod
-    def of_sums(cls, loss_sum: Tensor, counts: Tensor, *, has_accuracy: bool = True) -> Metrics:
-        """Return the metrics of the sums of a `MetricAccumulator`. A host sync."""
-        correct, images, unread = counts.tolist()
-        loss = loss_sum.item() / images if images else math.nan
-        return cls(loss, correct / max(images, 1) if has_accuracy else None, unread, images)
-
 
 @dataclass
 class MetricAccumulator:
@@ -68,11 +61,13 @@ class MetricAccumulator:
             self._correct.add_(correct)
 
     def all_reduce(self) -> Metrics:
-        """Sum over all ranks. A collective."""
-        loss, counts = self.loss_sum.clone(), self.counts.clone()
-        all_reduce(loss)
+        """Return the metrics of all ranks. A collective and a host sync."""
+        loss_sum, counts = self.loss_sum.clone(), self.counts.clone()
+        all_reduce(loss_sum)
         all_reduce(counts)
-        return Metrics.of_sums(loss, counts, has_accuracy=self.has_accuracy)
+        correct, images, unread = counts.tolist()
+        accuracy = correct / max(images, 1) if self.has_accuracy else None
+        return Metrics(loss_sum.item() / images if images else math.nan, accuracy, unread, images)
 
 
 class EvaluationAccumulator:

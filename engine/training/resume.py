@@ -34,6 +34,7 @@ from engine.training.log import TrainingLog
 from engine.training.metrics import BestSoFar
 from engine.training.model import Model
 from engine.utils.answers import Answer
+from engine.utils.codec import convert
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.text import list_names
 from engine.utils.units import format_lr
@@ -130,7 +131,7 @@ def _check_format(checkpoint: Mapping[str, Any], config: Config, source: ImageSo
         lists = {"new": set(classes) - set(saved_classes), "missing": set(saved_classes) - set(classes)}
         details = [f"{word} {list_names(sorted(names), MAX_LISTED_CLASSES)}" for word, names in lists.items() if names]
         raise _data_error(config, f"its classes differ ({', '.join(details) or 'in another order'})")
-    saved, current = ImageFormat.from_checkpoint(checkpoint["image_format"]), model_input_format(config, source)
+    saved, current = convert(checkpoint["image_format"], ImageFormat), model_input_format(config, source)
     shape, saved_shape = (f"{images.channels}x{images.size}x{images.size}" for images in (current, saved))
     if shape != saved_shape:
         raise _data_error(config, f"its images are {shape} instead of {saved_shape}")

@@ -42,7 +42,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
         config = job.config
     sampler = build_sampler(config, source, rank_info.world_size, rank_info.rank, job.plan.devices_per_rank)
     check_source(config, source, sampler)
-    raise_if_any(schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs))
+    raise_if_any([*schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)])
 
     # 2. Load the newest checkpoint, compare config and data with it, and find the position to resume at.
     checkpoint, notes = None, list[Problem]()

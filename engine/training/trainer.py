@@ -293,11 +293,12 @@ class Trainer:
 
     def emit_warnings(self, warnings: Sequence[Problem]) -> None:
         """Emit the notes of the setup, `warnings`, and those about disk space."""
-        disk_problems: list[Problem] = []
-        if self.is_rank_0 and self.job.folder is not None:
-            disk_problems = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.model.network))
-        for problem in (*self.model.notes, *warnings, *disk_problems):
+        for problem in (*self.model.notes, *warnings):
             self.log.warn(problem)
+        if self.is_rank_0 and self.job.folder is not None:
+            folder, size = self.job.folder.checkpoints, weight_bytes(self.model.network)
+            for problem in disk_warnings(self.config, folder, size):
+                self.log.warn(problem)
 
     def _write_classes(self) -> None:
         if self.is_rank_0 and self.job.folder is not None:

@@ -52,6 +52,6 @@ def fill_catalogs(folder: Path) -> None:
         if filled.exists():
             return
         for source in ("torchvision", "timm"):
-            catalog.library_models(source)
-        timm_optimizers._catalog()
+            catalog.read_listing(source)
+        timm_optimizers.timm_options("timm:lamb")
         filled.touch()

@@ -156,14 +156,14 @@ def find_models(source: str | None) -> list[CatalogModel]:
 
     Raises UsageError if `source` is missing or broken.
     """
-    from engine.models.catalog import MODEL_SOURCES, builtin_models, library_models
+    from engine.models.catalog import MODEL_SOURCES, builtin_models, read_listing
 
     if source is not None:
-        return builtin_models() if source == "builtin" else library_models(source)
+        return builtin_models() if source == "builtin" else list(read_listing(source).models)
     models = builtin_models()
     for name in MODEL_SOURCES[1:]:
         try:
-            models += library_models(name)
+            models += read_listing(name).models
         except UsageError as error:
             announce_problem(error.problems[0])
     return models

@@ -32,14 +32,11 @@ TITLES = {
 
 def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, split: PartName) -> list[str]:
     """Return the report of `gputrain evaluate`: totals, accuracy per class, confusion matrix."""
-    # Imports torch.
-    from engine.inference.evaluate import evaluation_format
-
     evaluation, metrics, data = result.evaluation, result.evaluation.metrics, result.config.data
     path = data.val_path if split == "val" and data.val_path is not None else data.path
     source = data.dataset if path is None else f"{data.dataset} in {path}"
     tta = "" if result.config.eval.tta == "none" else f", eval.tta={result.config.eval.tta}"
-    image_format = evaluation_format(checkpoint, result.config)
+    image_format = result.image_format
     changed = "" if image_format == checkpoint.image_format else f", images: {image_format.describe_evaluation()}"
     images_of = "all splits" if split == "all" else f"split {split}"
     own = [f"{name} {format_score(value)}" for name, value in evaluation.own.items()]

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,6 @@ __all__ = ["ImageFormat", "Images", "UnreadableImageError"]
 # Targets of images: classes, N int64; several labels, N x C uint8 of 0 and 1; numbers, N x K float32.
 Labels = NDArray[np.int64 | np.uint8 | np.float32]
 Label = Labels | np.int64 | int
-# A list of a million names would take more memory than their dataset leaves in a process.
-CHUNK_NAMES = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,10 @@ class Fingerprint:
 
 def hash_names(names: Iterable[str]) -> str:
     """Return the SHA-256 of the names, separated by null bytes, which no file name contains."""
-    digest, remaining, separator = hashlib.sha256(), iter(names), b""
-    while chunk := list(islice(remaining, CHUNK_NAMES)):
-        digest.update(separator + os.fsencode("\0".join(chunk)))
-        separator = b"\0"
+    digest, separator = hashlib.sha256(), ""
+    for name in names:
+        digest.update(os.fsencode(separator + name))
+        separator = "\0"
     return digest.hexdigest()
 
 

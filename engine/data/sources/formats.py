@@ -7,15 +7,15 @@ plans those of one image. Pillow and torch apply the plan (`engine.data.sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from engine.config.data_sections import DataConfig, Fit, Interpolation
 from engine.config.rules import val_resize_problem
 from engine.config.schema import Config
-from engine.utils.codec import Count, Number, Positive, Side, convert
+from engine.utils.codec import Count, Number, Positive, Side
 from engine.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,11 +132,6 @@ class ImageFormat:
     def __post_init__(self) -> None:
         if self.val_size == 0:
             object.__setattr__(self, "val_size", self.size)
-
-    @classmethod
-    def from_checkpoint(cls, saved: Mapping[str, Any]) -> ImageFormat:
-        """Return the format that a checkpoint holds. Raises InvalidRecordError."""
-        return convert(saved, cls)
 
     @property
     def is_float(self) -> bool:

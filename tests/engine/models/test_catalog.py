@@ -17,7 +17,7 @@ from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.models import catalog
 from engine.models.catalog import (
     filter_models,
-    library_models,
+    read_listing,
     resolve_model_source,
 )
 from engine.models.catalog_process import list_timm
@@ -33,7 +33,7 @@ from support.messages import has_problem, raises_problem
 def cache() -> Path:
     """The cache folder that all tests share, with the models of both libraries."""
     for source in ("torchvision", "timm"):
-        library_models(source)
+        read_listing(source)
     return Path(os.environ["XDG_CACHE_HOME"])
 
 
@@ -51,18 +51,18 @@ def run_in_place_of_the_catalog(folder: Path, monkeypatch: pytest.MonkeyPatch, p
     monkeypatch.setattr(catalog, "_HELPER_MODULE", "catalog_stub")
 
 
-def test_library_models_match_torchvision_and_timm() -> None:
+def test_read_listing_match_torchvision_and_timm() -> None:
     import timm
     from torchvision import models
 
-    ours = {model.name: model for model in library_models("torchvision")}
+    ours = {model.name: model for model in read_listing("torchvision").models}
     assert list(ours) == models.list_models(module=models)
     default = models.ResNet50_Weights.DEFAULT
     resnet50 = ours["resnet50"]
     assert resnet50.weights == (default.name, "IMAGENET1K_V1")
     assert (resnet50.parameters, resnet50.top1) == (25_557_032, default.meta["_metrics"]["ImageNet-1K"]["acc@1"])
 
-    theirs = {model.name: model for model in library_models("timm")}
+    theirs = {model.name: model for model in read_listing("timm").models}
     assert list(theirs) == timm.list_models()
     assert theirs["resnet18"].weights[0] == timm.get_pretrained_cfg("resnet18").tag
     assert {f"resnet18.{tag}" for tag in theirs["resnet18"].weights} == set(timm.list_pretrained("resnet18"))
@@ -119,7 +119,7 @@ def test_input_of_timm_weights_is_that_of_their_data_config(cache: Path, forbid_
         assert (found.interpolation, found.mean, found.std) == (test["interpolation"], test["mean"], test["std"])
 
 
-def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_listing_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "gputrain" / f"models-torchvision-{libraries.installed_version('torchvision')}.json"
     path.parent.mkdir()
@@ -132,7 +132,7 @@ def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytes
             run_in_place_of_the_catalog(
                 tmp_path, patched, "def main(parent): parent.send({'value': {'models': [], 'inputs': {}}})"
             )
-            assert library_models("torchvision") == []
+            assert read_listing("torchvision").models == ()
         assert json.loads(path.read_text()) == {"format": 1, "models": [], "inputs": {}}
 
 
@@ -224,7 +224,7 @@ def test_broken_timm_is_reported_in_one_sentence(
     break_timm(program)
     values = ("timm 9.9.9 ", f"{cause};", "`pip install --force-reinstall timm`", "torchvision")
     with pytest.raises(UsageError) as caught:
-        library_models("timm")
+        read_listing("timm")
     problems = caught.value.problems
     # Its models may have been listed before it broke.
     with pytest.raises(UsageError) as caught:
@@ -235,11 +235,11 @@ def test_broken_timm_is_reported_in_one_sentence(
 
 
 def test_matching_filters_by_substring_or_pattern() -> None:
-    models = library_models("torchvision")
+    models = read_listing("torchvision").models
     assert [model.name for model in filter_models(models, "VIT_B")] == ["vit_b_16", "vit_b_32"]
     assert [model.name for model in filter_models(models, "resnet?8")] == ["resnet18"]
     assert [model.name for model in filter_models(models, "*_[hl]_*")] == ["vit_h_14", "vit_l_16", "vit_l_32"]
-    assert filter_models(models, None) == models
+    assert filter_models(models, None) == list(models)
 
 
 def test_catalog_and_bench_import_no_torch() -> None:

@@ -22,9 +22,9 @@ def config(*overrides: str) -> Config:
 def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_config, folder = config("checkpoint.keep=3", "run.epochs=10", *PLAIN_SGD), tmp_path / "run" / "checkpoints"
     monkeypatch.setattr(disk, "free_bytes", lambda _: 5 << 20)
-    assert not disk_warnings(keep_config, folder, 1 << 20)
+    assert not [*disk_warnings(keep_config, folder, 1 << 20)]
     monkeypatch.setattr(disk, "free_bytes", lambda _: (5 << 20) - 1)
-    warnings = disk_warnings(keep_config, folder, 1 << 20)
+    warnings = [*disk_warnings(keep_config, folder, 1 << 20)]
     assert has_problem(warnings, "disk-full", "", f"{tmp_path / 'run'} ", " 5 MiB ", "(5 files of 1 MiB)")
     assert has_problem(warnings, "disk-full", "", "checkpoint.keep", "--runs-dir")
 
@@ -50,5 +50,5 @@ def test_disk_space_check_includes_optimizer_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], copies: int
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda _: 0)
-    warnings = disk_warnings(config(*overrides), tmp_path, 1 << 20)
+    warnings = [*disk_warnings(config(*overrides), tmp_path, 1 << 20)]
     assert has_problem(warnings, "disk-full", "", f" of {copies} MiB)")

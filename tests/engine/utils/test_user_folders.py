@@ -14,7 +14,7 @@ from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
 from engine.models.catalog import (
     CatalogModel,
     ModelListing,
-    library_models,
+    read_listing,
 )
 from engine.utils.answers import Answer
 from engine.utils.codec import find_user_record, write_user_record
@@ -96,9 +96,9 @@ def test_foreign_catalog_is_neither_read_nor_written() -> None:
     path = cache_folder() / f"models-torchvision-{installed_version('torchvision')}.json"
     models = [{"source": "torchvision", "name": "planted", "weights": []}]
     path.write_text(json.dumps({"format": 1, "models": models, "inputs": {}}))
-    assert [model.name for model in library_models("torchvision")] == ["planted"]
+    assert [model.name for model in read_listing("torchvision").models] == ["planted"]
     make_foreign(cache_folder())
-    assert "resnet18" in [model.name for model in library_models("torchvision")]
+    assert "resnet18" in [model.name for model in read_listing("torchvision").models]
     assert "planted" in path.read_text()
 
 
@@ -178,7 +178,7 @@ def test_caches_are_empty_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ModelListing(models=(CatalogModel(source="torchvision", name="resnet18"),), inputs={})
     monkeypatch.setattr("engine.utils.libraries.ask_helper", lambda *_: Answer(listed))
     assert find_user_record(cache_folder(), "a.json", ModelListing) is None
-    assert "resnet18" in [model.name for model in library_models("torchvision")]
+    assert "resnet18" in [model.name for model in read_listing("torchvision").models]
     decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert int(decoded.images.sum()) == 4
     assert load_last_form() == Form("digits")
