@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -21,7 +19,6 @@ from engine.config.tasks import TASK_FACTS, per_output_mode
 from engine.report.lines import OwnRun, ReportedRun
 from engine.runs.evaluations import (
     ConfusionCounts,
-    EvaluationFile,
     finite_points,
     read_evaluations,
     row_shares,
@@ -35,11 +32,11 @@ from engine.runs.metrics import (
     format_metric,
 )
 from engine.runs.run_config import default_values
+from engine.show.classes import ClassRow, class_columns, class_rows
 from engine.show.table import Column, Row, text_cells
 from engine.utils.codec import InvalidRecordError
 from engine.utils.text import list_names, pluralize
 from engine.utils.units import (
-    UNKNOWN,
     format_count,
     format_score,
     format_utc,
@@ -190,7 +187,6 @@ def notes(run: ReportedRun) -> Iterator[str]:
 
 
 MAX_CLASSES = 200
-CLASS_TITLES = ("class", "images", "accuracy")
 
 
 class ClassSection(NamedTuple):
@@ -198,13 +194,13 @@ class ClassSection(NamedTuple):
 
     head: str
     matrix: Picture | None = None
-    accuracies: Table[tuple[str, ...]] | None = None
+    accuracies: Table[ClassRow] | None = None
     title: str = "Classes"
     scatters: Sequence[tuple[str, Picture]] = ()
 
 
 def class_section(run: OwnRun) -> ClassSection:
-    """Return the confusion matrix and the accuracy per class of the best epoch, the least accurate class first."""
+    """Return the results of each class, label or number in the best epoch, the worst first, and pictures of them."""
     path = run.folder.evaluation
     try:
         evaluations = read_evaluations(path)
@@ -215,54 +211,20 @@ def class_section(run: OwnRun) -> ClassSection:
     except InvalidRecordError as error:
         return ClassSection(f"{path.name} {error}")
     best, facts = evaluations.best, TASK_FACTS[evaluations.task]
-    if not facts.ranked:
-        return _output_section(evaluations)
-    loss = format_score(best.loss)
-    own = (f", {name} {format_score(value)}" for name, value in best.metrics.items())
-    head = (
-        f"Best epoch {best.epoch}: {best.images:,} validation images, loss {loss}, "
-        f"top-1 {format_score(best.top1)}, top-5 {format_score(best.top5)}{''.join(own)}."
-    )
-    counts, accuracies = best.read_counts(), best.accuracies()
-    rows = []
-    for index in worst_first(accuracies):
-        accuracy, images = float(accuracies[index]), f"{int(counts[index].sum()):,}" if len(counts) else ""
-        text = f"{accuracy:.4f}" if math.isfinite(accuracy) else UNKNOWN
-        rows.append((short_name(evaluations.classes[index]), images, text))
-    table = _class_table(CLASS_TITLES, rows)
-    return ClassSection(head, matrix_picture(counts) if len(counts) else None, table)
-
-
-def _class_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table[tuple[str, ...]]:
-    columns = [Column(title, title, partial(_cell, index)) for index, title in enumerate(titles)]
-    return Table(columns, rows[:MAX_CLASSES], len(rows) - MAX_CLASSES)
-
-
-def _cell(index: int, row: tuple[str, ...]) -> str:
-    return row[index]
-
-
-def _score_cell(key: str, value: float | None) -> str:
-    return format_count(int(value)) if key == "images" and value is not None else format_score(value)
-
-
-def _output_section(evaluations: EvaluationFile) -> ClassSection:
-    """Return the metrics of labels or numbers, the worst first, and predicted against true numbers."""
-    best, facts = evaluations.best, TASK_FACTS[evaluations.task]
-    metrics = "".join(f", {name} {format_score(value)}" for name, value in best.metrics.items())
-    head = f"Best epoch {best.epoch}: {best.images:,} validation images, loss {format_score(best.loss)}{metrics}."
-    columns = {facts.per_output: best.per_class, **best.details}
-    rows = [
-        (
-            short_name(evaluations.classes[number]),
-            *(_score_cell(key, column[number]) for key, column in columns.items()),
-        )
-        for number in worst_first(best.accuracies(), per_output_mode(facts))
-    ]
-    table = _class_table(("name", *columns), rows)
-    points = [(name, finite_points(pairs)) for name, pairs in zip(evaluations.classes, best.points, strict=False)]
-    scatters = [(short_name(name), scatter_picture(pairs)) for name, pairs in points[:MAX_SCATTERS] if len(pairs)]
-    return ClassSection(head, None, table, facts.outputs.capitalize(), scatters)
+    top = {"top-1": best.top1, "top-5": best.top5} if facts.ranked else {}
+    metrics = (f", {name} {format_score(value)}" for name, value in {"loss": best.loss, **top, **best.metrics}.items())
+    head = f"Best epoch {best.epoch}: {best.images:,} validation images{''.join(metrics)}."
+    counts, details = best.read_counts(), dict(best.details)
+    if len(counts):
+        details["images"] = tuple(counts.sum(1).tolist())
+    names = list(map(short_name, evaluations.classes))
+    known = class_rows(names, best.per_class, details)
+    rows = [known[number] for number in worst_first(best.accuracies(), per_output_mode(facts))]
+    table = Table(class_columns(evaluations.task, details), rows[:MAX_CLASSES], len(rows) - MAX_CLASSES)
+    points = [(name, finite_points(pairs)) for name, pairs in zip(names, best.points, strict=False)]
+    scatters = [(name, scatter_picture(pairs)) for name, pairs in points[:MAX_SCATTERS] if len(pairs)]
+    matrix = matrix_picture(counts) if len(counts) else None
+    return ClassSection(head, matrix, table, facts.outputs.capitalize(), scatters)
 
 
 MAX_SCATTERS, SCATTER_PIXELS = 12, 400

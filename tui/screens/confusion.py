@@ -15,6 +15,7 @@ from textual.containers import Container
 from engine.config.tasks import TASK_FACTS, per_output_mode
 from engine.runs.evaluations import EvaluationFile, StoredEvaluation, finite_points, mistakes, worst_first
 from engine.runs.folder import RunFolder
+from engine.show.classes import ClassRow, class_columns, class_rows
 from engine.show.table import fit
 from engine.utils.errors import Problem
 from engine.utils.text import printable
@@ -25,10 +26,7 @@ from tui.pollers.files import watch_evaluations
 from tui.screens.base import AppServices, GputrainScreen
 from tui.tables import styled
 from tui.tables.confusion import (
-    ClassRow,
-    class_columns,
     class_line,
-    class_rows,
     class_table,
     mistake_table,
     scatter_lines,

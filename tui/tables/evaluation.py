@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from engine.show.classes import class_columns, class_rows
 from engine.show.table import Align, Column, plain_lines
 from engine.utils.text import printable
 from engine.utils.units import format_count, format_score
-from tui.tables.confusion import class_columns, class_rows, matrix_lines
+from tui.tables.confusion import matrix_lines
 from tui.tables.mistakes import format_probability, plain_columns
 
 if TYPE_CHECKING:
