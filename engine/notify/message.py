@@ -9,15 +9,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from engine.config.notify_section import Occasion
 from engine.runs.monitor import best_text
+from engine.runs.run_record import RunRecord
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_duration
-
-if TYPE_CHECKING:
-    from engine.config.notify_section import Occasion
-    from engine.runs.run_record import RunRecord
 
 MAX_TITLE_CHARS = 200
 MAX_LINE_CHARS = 600

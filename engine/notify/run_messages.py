@@ -11,11 +11,11 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 
 from engine.config.loader import resolve_config
 from engine.config.notify_section import URLS_KEY, Occasion
@@ -44,7 +44,6 @@ from engine.utils.stall import StallWatch
 POLL_SECONDS = 1.0
 # The end of a run waits this long for its last message.
 LAST_MESSAGE_SECONDS = 15.0
-MAX_WAITING_MESSAGES = 50
 # Occasions by the codes of what the supervisor of a command warns of: it sees what does not reach the journal, such as
 # a progress bar.
 COMMAND_OCCASIONS: dict[str, Occasion] = {"stalled": "stalled", "non-finite": "nan", "process-failed": "restarted"}
@@ -70,35 +69,28 @@ def _problems(config: Config) -> list[Problem]:
 
 
 class Outbox:
-    """Sends messages one after the other from a thread; of too many that wait, the oldest are dropped."""
+    """Sends messages one after the other from a thread."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
-        self._send = send
-        self._messages: deque[Message] = deque(maxlen=MAX_WAITING_MESSAGES)
-        self._is_due, self._is_closing = threading.Event(), False
+        self._send, self._messages = send, SimpleQueue[Message | None]()
         # Started by the first message: most runs send none, and workers that a rank forks must not inherit it.
         self._thread = threading.Thread(target=self._work, name="messages", daemon=True)
 
     def put(self, message: Message) -> None:
         """Send a message soon."""
-        self._messages.append(message)
-        self._is_due.set()
+        self._messages.put(message)
         if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> None:
         """Wait for the messages, at most `LAST_MESSAGE_SECONDS`."""
-        self._is_closing = True
-        self._is_due.set()
+        self._messages.put(None)
         if self._thread.ident is not None:
             self._thread.join(LAST_MESSAGE_SECONDS)
 
     def _work(self) -> None:
-        while self._messages or not self._is_closing:
-            self._is_due.wait()
-            self._is_due.clear()
-            while self._messages:
-                self._send(self._messages.popleft())
+        while (message := self._messages.get()) is not None:
+            self._send(message)
 
 
 class RunMessages:
