@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from engine.optim.lr_range import LossCurve, LrRange
 from engine.runs.event_lines import describe_devices, event_line
 from engine.runs.events import ControlEvent, Event, RunStarted
+from engine.utils.codec import finite
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_lr, format_score
@@ -27,10 +27,6 @@ from tui.cli.config_arguments import (
 from tui.cli.console import json_line, print_error, show_progress
 from tui.cli.options import TrustCodeOption
 from tui.cli.train import StartOptions, build_request
-
-if TYPE_CHECKING:
-    from engine.runs.events import Event
-
 
 LR_KEY = "optim.lr"
 
@@ -73,11 +69,11 @@ def lr_find(
         stem="lr-find",
     )
     tested = LrRange(low, high, steps)
-    report = JsonReport() if as_json else TextReport(tested)
+    report = Report(tested, as_json=as_json)
     try:
         code, curve = run_lr_find(request, tested, report.show_step, report.show_event)
     finally:
-        report.close()
+        show_progress("")
     # Under torchrun and srun, only rank 0 has losses.
     if code == 0 and curve.losses:
         suggestion = curve.suggest()
@@ -91,79 +87,46 @@ def lr_find(
     os._exit(code)
 
 
-class JsonReport:
-    """Print everything as JSON lines to stdout: the events of the ranks, `lr_step`, `lr_found` and `lr_written`."""
+class Report:
+    """Prints a test: progress and messages to stderr, the suggestion to stdout.
+
+    With `as_json`, all of it is JSON lines on stdout: the events of the ranks, `lr_step`, `lr_found`, `lr_written`."""
+
+    def __init__(self, tested: LrRange, *, as_json: bool) -> None:
+        self._tested, self._as_json = tested, as_json
 
     def show_event(self, event: Event) -> None:
-        print(json_line(event), flush=True)
-
-    def show_step(self, curve: LossCurve) -> None:
-        self._print(
-            "lr_step",
-            step=len(curve.losses),
-            lr=curve.learning_rates[-1],
-            loss=_finite(curve.losses[-1]),
-            smoothed=_finite(curve.smoothed[-1]),
-        )
-
-    def show_result(self, curve: LossCurve, suggestion: float | None) -> None:
-        self._print(
-            "lr_found",
-            valley=suggestion,
-            diverged=curve.diverged,
-            steps=len(curve.losses),
-        )
-
-    def show_change(self, path: Path) -> None:
-        self._print("lr_written", path=str(path))
-
-    def close(self) -> None:
-        pass
-
-    def _print(self, kind: str, **values: Any) -> None:
-        print(json_line({"type": kind, **values}), flush=True)
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None
-
-
-class TextReport:
-    """Print progress and messages to stderr, the suggestion to stdout."""
-
-    def __init__(self, lr_range: LrRange) -> None:
-        self._lr_range = lr_range
-
-    def show_event(self, event: Event) -> None:
-
-        if (line := range_test_line(event, self._lr_range)) is not None:
+        if self._as_json:
+            print(json_line(event), flush=True)
+        elif (line := range_test_line(event, self._tested)) is not None:
             show_progress("")
             typer.echo(line, err=True)
 
     def show_step(self, curve: LossCurve) -> None:
-
-        step, lr, loss = len(curve.losses), curve.learning_rates[-1], curve.smoothed[-1]
-        progress = f"step {step}/{self._lr_range.steps}  lr {format_lr(lr)}  loss {format_score(loss)}"
-        show_progress(progress)
+        step, lr, smoothed = len(curve.losses), curve.learning_rates[-1], curve.smoothed[-1]
+        if self._as_json:
+            self._print("lr_step", step=step, lr=lr, loss=finite(curve.losses[-1]), smoothed=finite(smoothed))
+        else:
+            show_progress(f"step {step}/{self._tested.steps}  lr {format_lr(lr)}  loss {format_score(smoothed)}")
 
     def show_result(self, curve: LossCurve, suggestion: float | None) -> None:
-
-        if suggestion is None:
+        if self._as_json:
+            self._print("lr_found", valley=suggestion, diverged=curve.diverged, steps=len(curve.losses))
+        elif suggestion is None:
             print_error(no_suggestion_problem(curve))
-            return
-        typer.echo("\n".join(lr_find_lines(curve, suggestion)))
+        else:
+            typer.echo(describe_end(curve))
+            typer.echo(f"{LR_KEY}={format_lr(suggestion)}  two thirds into the range in which the loss falls")
 
     def show_change(self, path: Path) -> None:
+        if self._as_json:
+            self._print("lr_written", path=str(path))
+        else:
+            typer.echo(printable(f"{path}: set"))
 
-        typer.echo(printable(f"{path}: set"))
-
-    def close(self) -> None:
-        show_progress("")
-
-
-def lr_find_lines(curve: LossCurve, suggestion: float) -> list[str]:
-    """Return how a test ended, and its suggestion."""
-    return [describe_end(curve), f"optim.lr={format_lr(suggestion)}  two thirds into the range in which the loss falls"]
+    @staticmethod
+    def _print(kind: str, **values: Any) -> None:
+        print(json_line({"type": kind, **values}), flush=True)
 
 
 def describe_end(curve: LossCurve) -> str:
