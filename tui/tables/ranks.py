@@ -42,20 +42,8 @@ GRAPH_MIN_WIDTH, GRAPH_SHARE = 90, 5
 POWER_METER_MIN_WIDTH = 120
 LONG_DATA_WAIT = 0.1
 DETAILS_INDENT = 6
-
-
-@dataclass(frozen=True)
-class GpuFigures:
-    """Statistics of one GPU over the whole run; None if unknown."""
-
-    util: float | None = None
-    """Mean GPU utilization in percent."""
-    power: float | None = None
-    """Mean power draw in watts."""
-    memory_used: float | None = None
-    """Maximum GPU memory in use, in bytes."""
-    temperature: float | None = None
-    """Maximum temperature in degrees Celsius."""
+# What an ended run shows of each GPU.
+MEANS, MAXIMA = ("util", "power"), ("memory_used", "temperature")
 
 
 @dataclass(frozen=True)
@@ -70,8 +58,8 @@ class RankReadings:
     """The latest readings of the GPUs."""
     samples_time: float = 0.0
     """Unix seconds of the latest readings."""
-    figures: Mapping[str, GpuFigures] = field(default_factory=dict)
-    """Statistics of each GPU by its UUID."""
+    figures: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """Readings of each GPU over the whole run by its UUID: means, and the maximum of `MAXIMA`. None if unknown."""
     data_wait: Mapping[int, float] = field(default_factory=dict)
     """Share of the training time that each rank waited for data, 0 to 1."""
     images_per_second: float | None = None
@@ -116,12 +104,7 @@ def rank_readings(
         samples=latest.gpus if latest else (),
         samples_time=latest.time if latest else 0.0,
         figures={
-            uuid: GpuFigures(
-                util=stats.mean("util"),
-                power=stats.mean("power"),
-                memory_used=stats.maxima.get("memory_used"),
-                temperature=stats.maxima.get("temperature"),
-            )
+            uuid: {key: stats.mean(key) for key in MEANS} | {key: stats.maxima.get(key) for key in MAXIMA}
             for uuid, stats in history.gpus.items()
         },
         data_wait=data_wait,
@@ -231,8 +214,9 @@ def _gpu_columns(readings: RankReadings, snapshot: Snapshot | None, width: int) 
         """Return a reading of the GPU of a rank, or of an ended run its mean or maximum."""
         if key in capacities[rank.device]:
             return capacities[rank.device][key]
-        source = samples[rank.device] if readings.live else readings.figures.get(rank.device)
-        return getattr(source, key, None)
+        if readings.live:
+            return getattr(samples[rank.device], key, None)
+        return readings.figures.get(rank.device, {}).get(key)
 
     def slowed_by(rank: RankDevice) -> str:
         sample = samples[rank.device]
