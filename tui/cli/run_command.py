@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.command.inner_commands import ends_with_shell_line, inner_commands
+from engine.config.run_name import name_from_stem
 from engine.utils.errors import Problem, UsageError, file_errors, raise_if_any
 from engine.utils.exit_codes import CommandExit, ExitCode
+from engine.utils.files import expand_user, file_number
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.config_arguments import FlagOverrides
 from tui.cli.console import exit_on_usage_error
@@ -324,7 +327,6 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Program:
     """Return what a typed line starts. Raises UsageError."""
     from engine.command.environment import capture_environment
     from engine.command.spec import Program
-    from engine.utils.files import expand_user, file_number
 
     cwd = Path.cwd() if options.cwd is None else expand_user(options.cwd).absolute()
     with file_errors("--cwd", f"{cwd} cannot be used", code="not-found"):
@@ -345,8 +347,6 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Program:
 
 def split_on_resume(text: str, words: Sequence[str]) -> tuple[str, ...]:
     """Return the arguments that are added to the words of a command when it starts again. Raises UsageError."""
-    from engine.command.inner_commands import ends_with_shell_line
-
     try:
         arguments = tuple(shlex.split(text))
     except ValueError as error:
@@ -376,9 +376,6 @@ def _signal_name(text: str) -> str:
 
 def command_stem(words: Sequence[str]) -> str:
     """Return the beginning of the name of a run: that of the script, the module or the program."""
-    from engine.command.inner_commands import inner_commands
-    from engine.config.run_name import name_from_stem
-
     commands = inner_commands(words)
     names = (each.script or (each.module.rpartition(".")[2] if not each.is_launcher else "") for each in commands)
     name = next(filter(None, names), commands[0].program or words[0])

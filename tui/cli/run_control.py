@@ -5,25 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
+from engine.command.process_tree import describe_unkillable
+from engine.launch.survivors import stop_survivors
+from engine.runs.control import RequestName
+from engine.runs.events import CheckpointSaved, Profiled, RunContinued, RunPaused, WarningEvent
+from engine.runs.find import find_run
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.profile_file import Profile, diagnose_profile, newest_profile, read_profile
+from engine.runs.record_completion import open_run
 from engine.runs.root import runs_root
+from engine.runs.run_row import claim_message
+from engine.runs.sent_request import SentRequest
+from engine.utils.codec import InvalidRecordError, asdict
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.text import list_names, printable
+from engine.utils.units import format_duration
 from tui.cli.command import command
-from tui.cli.console import print_error, print_json
+from tui.cli.console import print_error, print_json, table_console
 from tui.cli.options import JsonOption, NoWaitOption, RunsDirOption, TrustOwnerOption, run_argument
 from tui.cli.run_options import for_each, takes_run, takes_runs, watch_other_hosts
-
-if TYPE_CHECKING:
-    from engine.runs.control import RequestName
-    from engine.runs.events import Profiled
-    from engine.runs.folder import RunFolder, RunState
-    from engine.runs.profile_file import Profile
-    from engine.runs.sent_request import SentRequest
-
 
 T = TypeVar("T")
 Answer = str | Problem | None
@@ -49,8 +53,6 @@ def stop(
     once.
     """
     from engine.queue.edit import cancel_interrupted
-    from engine.runs.folder import RunState
-    from engine.runs.run_row import claim_message
 
     def refuse(folder: RunFolder, state: RunState) -> Answer:
         if state is RunState.INTERRUPTED and folder.is_own and cancel_interrupted(folder):
@@ -69,9 +71,6 @@ def stop(
 
 def _stop_survivors(folder: RunFolder) -> Answer:
     """End what is left of a command whose supervisor has ended; None if nothing is."""
-    from engine.command.process_tree import describe_unkillable
-    from engine.launch.survivors import stop_survivors
-
     count, unkillable = stop_survivors(folder)
     if unkillable:
         return Problem("", f"{folder.name}: {describe_unkillable(unkillable)}", code="process-left")
@@ -81,8 +80,6 @@ def _stop_survivors(folder: RunFolder) -> Answer:
 def _find_stoppable(name: str, runs_dir: str | None, *, trust_owner: bool) -> RunFolder:
     """Return a run, or one in another runs folder that `gputrain queue` lists. Raises UsageError."""
     from engine.queue.edit import find_own_row
-    from engine.runs.find import find_run
-    from engine.runs.folder import RunFolder
 
     root = runs_root(runs_dir)
     try:
@@ -105,8 +102,6 @@ def pause(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> None:
 
     Waits until all are paused. They keep their processes and GPUs.
     """
-    from engine.runs.events import RunPaused
-    from engine.runs.folder import RunState
 
     def answer(sent: SentRequest) -> Answer:
         # Somebody may continue it at once.
@@ -124,8 +119,6 @@ def continue_runs(*, folders: list[RunFolder], no_wait: NoWaitOption = False) ->
 
     Waits until none is paused.
     """
-    from engine.runs.events import RunContinued
-    from engine.runs.folder import RunState
 
     def answer(sent: SentRequest) -> Answer:
         if sent.has_answered(RunContinued):
@@ -153,7 +146,6 @@ def checkpoint(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> No
 
     Each is saved at the next step, and of a paused run at once. Waits until all are written.
     """
-    from engine.runs.events import CheckpointSaved, WarningEvent
 
     def answer(sent: SentRequest) -> Answer:
         for event in sent.events:
@@ -167,7 +159,6 @@ def checkpoint(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> No
 
 
 def _not_running(folder: RunFolder, state: RunState) -> Problem | None:
-    from engine.runs.folder import RunState
 
     if state.live and state is not RunState.WAITING:
         return None
@@ -186,9 +177,6 @@ def _send(
 
     Exits with code 1 if one is refused, ends or does not do it. Raises UsageError if this user may not control one.
     """
-    from engine.runs.record_completion import open_run
-    from engine.runs.sent_request import SentRequest
-    from tui.cli.console import print_error
 
     def show(folder: RunFolder, found: str | Problem) -> bool:
         """Return whether it is a problem."""
@@ -282,9 +270,6 @@ def profile(
     All ranks record the same steps with torch.profiler. Prints the time that each rank spends on data, forward,
     backward with its all-reduce, and optimizer, and where the traces for Perfetto are.
     """
-    from engine.runs.profile_file import newest_profile, read_profile
-    from engine.utils.codec import InvalidRecordError
-
     if stored and steps is not None:
         raise UsageError.one("--stored", "shows a profile that was taken before; omit --steps", code="conflict")
     if stored:
@@ -309,12 +294,6 @@ def request_profile(folder: RunFolder, steps: int) -> Profiled:
 
     Exits with code 1 if the run is not live or does not answer. Raises UsageError if this user may not control it.
     """
-    from engine.runs.events import Profiled
-    from engine.runs.folder import RunState
-    from engine.runs.record_completion import open_run
-    from engine.runs.sent_request import SentRequest
-    from engine.utils.units import format_duration
-
     deadline = time.monotonic() + MAX_WAIT_SECONDS
 
     def answer(sent: SentRequest) -> Profiled | None:
@@ -340,16 +319,11 @@ def request_profile(folder: RunFolder, steps: int) -> Profiled:
 
 def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> None:
     """Print a profile to stdout."""
-    from engine.runs.profile_file import diagnose_profile
-
     path = str(folder.profiles / name)
     if as_json:
-        from engine.utils.codec import asdict
-
         own = {"run": folder.name, "folder": path, "diagnosis": diagnose_profile(profile)}
         print_json(asdict(profile) | own)
         return
-    from tui.cli.console import table_console
     from tui.tables.profile import profile_lines, trace_lines
 
     console = table_console()

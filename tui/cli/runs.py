@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.runs.log import open_log
 from engine.runs.root import LAST_RUN
 from engine.utils.errors import UsageError
+from engine.utils.files import expand_user
 from engine.utils.text import printable
 from tui.cli.command import command
-from tui.cli.console import is_read_for
+from tui.cli.console import is_read_for, print_json, print_points, print_points_json, table_console
 from tui.cli.options import (
     OR_PATH,
     CurvesOption,
@@ -25,6 +27,7 @@ from tui.cli.options import (
     run_argument,
 )
 from tui.cli.run_options import find_any_runs, reads_run
+from tui.cli.terminal import plain_commands, require_terminal
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
@@ -47,9 +50,7 @@ def attach(
     """
     from engine.runs.comparison import require_comparable
     from engine.runs.folder import RunFolder
-    from engine.utils.files import expand_user
     from tui.cli.open_tui import open_screen
-    from tui.cli.terminal import plain_commands, require_terminal
 
     names = runs or [LAST_RUN]
     require_terminal(*plain_commands(names, runs_dir))
@@ -79,7 +80,6 @@ def logs(
     shows the colors of the output, unless NO_COLOR is set.
     """
 
-    from engine.runs.log import open_log
     from engine.runs.record_completion import open_run
 
     colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -114,7 +114,6 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     """
     if curves:
         from engine.show.curve_points import read_points
-        from tui.cli.console import print_points, print_points_json
 
         points = read_points(folder)
         if as_json:
@@ -127,7 +126,6 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     from engine.runs.run_row import make_row
     from engine.show.outcome import find_outcome
     from engine.utils.codec import asdict
-    from tui.cli.console import print_json, table_console
     from tui.tables import fact_lines
     from tui.tables.config import change_lines, config_changes
     from tui.tables.run_facts import run_facts

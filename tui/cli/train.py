@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.command.terminal import input_of_gputrain
+from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
+from engine.config.user_errors import code_root
+from engine.distributed.rank_env import detect_launcher
+from engine.runs.root import is_run_folder, runs_root
+from engine.utils.errors import Problem, UsageError, raise_if_any
+from engine.utils.text import printable
 from tui.cli.command import Callback, command, expand_parameter
 from tui.cli.config_arguments import (
     ConfigArguments,
@@ -34,6 +41,7 @@ from tui.cli.options import (
     TrustOwnerOption,
     dry_run_option,
 )
+from tui.cli.resume_command import describe_command
 from tui.cli.run_command import (
     CommandOptions,
     RunCommand,
@@ -48,7 +56,6 @@ if TYPE_CHECKING:
     from engine.command.spec import Program
     from engine.config.loader import ResolvedConfig
     from engine.launch.request import RunRequest
-    from engine.utils.errors import Problem
 
 EXIT_CODES = {
     0: "finished, screen closed, or started with --detach",
@@ -132,7 +139,6 @@ def run(
     if on is None and not copy:
         start_run(request, start)
         return
-    from engine.utils.errors import UsageError
     from tui.cli.host_runs import start_elsewhere
 
     if on is None:
@@ -142,8 +148,6 @@ def run(
 
 def start_run(request: RunRequest, start: StartOptions) -> None:
     """Start a run in the background, on the screen or in the foreground. Raises UsageError if it is refused."""
-    from engine.utils.errors import UsageError
-
     if start.detach and (start.as_json or request.dry_run):
         other = "--json" if start.as_json else "--dry-run"
         raise UsageError.one("--detach", f"cannot be combined with {other}", code="conflict")
@@ -163,9 +167,6 @@ def start_run(request: RunRequest, start: StartOptions) -> None:
 
 def with_unread_input(request: RunRequest, start: StartOptions) -> RunRequest:
     """Return the request of a command with a warning if it does not get the pipe or file that is our stdin."""
-    from engine.command.terminal import input_of_gputrain
-    from engine.utils.errors import Problem
-
     if request.command is None or not (start.detach or request.config.waits) or input_of_gputrain() is None:
         return request
     reason = "is not passed on to a command in the background or in the queue: it reads /dev/null"
@@ -180,7 +181,6 @@ def check_snapshot(request: RunRequest) -> None:
         return
     from engine.code.record import require_repository
     from engine.config.user_code import user_code_names
-    from engine.config.user_errors import code_root
 
     if request.command is not None:
         require_repository(Path(request.command.cwd))
@@ -190,8 +190,6 @@ def check_snapshot(request: RunRequest) -> None:
 
 def print_command(request: RunRequest, command: Program) -> None:
     """Print what a command is and where it runs. Raises UsageError if it is refused."""
-    from tui.cli.resume_command import describe_command
-
     raise_problems(request)
     for line in describe_command(command, os.environ):
         typer.echo(line)
@@ -199,8 +197,6 @@ def print_command(request: RunRequest, command: Program) -> None:
 
 def should_open_screen(request: RunRequest | None = None, *, headless: bool) -> bool:
     """Return whether to open the screen: on a terminal that can draw it, unless torchrun or srun started this rank."""
-    from engine.distributed.rank_env import detect_launcher
-
     if headless or not (is_on_terminal() and moves_cursor()):
         return False
     is_command = request is not None and request.command is not None
@@ -211,13 +207,9 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     """Start the same command without a terminal, and print the name of the run once it has its folder.
 
     Exits with the code of the command if it refuses the request. Raises UsageError if the config is invalid."""
-    from engine.distributed.rank_env import detect_launcher
     from engine.launch.detached import wait_until_queued
     from engine.queue.listing import RowState, find_row
     from engine.runs.folder import RunFolder
-    from engine.runs.root import runs_root
-    from engine.utils.errors import UsageError
-    from engine.utils.text import printable
     from tui.launcher import launch_run
 
     if request.command is None and detect_launcher(request.config.device.launcher, os.environ) != "spawn":
@@ -258,7 +250,6 @@ def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | N
     raise_problems(request)
     # The preflight of the started command checks it too, but the screen would hide what --trust-code reports.
     request.code_trust.check(request.config)
-    from engine.runs.root import runs_root
     from tui.cli.open_tui import open_screen
     from tui.launcher import launch_run
 
@@ -283,9 +274,7 @@ def build_request(
     Raises UsageError if the config cannot be read.
     """
     from engine.config.loader import ConfigError
-    from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
     from engine.launch.request import RunRequest
-    from engine.runs.root import runs_root
 
     problems: tuple[Problem, ...] = ()
     typed = frozenset[str]()
@@ -320,7 +309,6 @@ def repeats_stored_run(resolved: ResolvedConfig, root: Path) -> bool:
     """Return whether a config has its name, which is in use, from the config that a run folder stores, and does not
     resume that run."""
     from engine.runs.folder import RunFolder
-    from engine.runs.root import is_run_folder
 
     run, source = resolved.config.run, Path(resolved.sources["run.name"])
     if run.name is None or run.resume or run.requeue or "run.name" in resolved.typed:
@@ -333,12 +321,10 @@ def raise_problems(request: RunRequest) -> None:
     """Raise UsageError, with all problems of the preflight, if the config of a request is invalid."""
     if (command := request.command) is not None:
         from engine.launch.command_checks import find_command_problems
-        from engine.utils.errors import raise_if_any
 
         raise_if_any(find_command_problems(request, command))
     elif request.problems:
         from engine.launch.preflight import find_problems
-        from engine.utils.errors import UsageError
 
         raise UsageError(find_problems(request))
 
