@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.bench.report import BenchRun, ScalingResult, scaling_results
+from engine.launch.gpu_usage import waiting_emitter
+from engine.runs.event_lines import event_line
 from engine.runs.metrics import METRICS
 from engine.show.table import Align, Column, plain_lines
 from engine.utils.errors import UsageError
@@ -26,9 +29,9 @@ from tui.cli.config_arguments import (
 )
 from tui.cli.console import print_json, print_warning
 from tui.cli.options import JsonOption, TrustCodeOption
+from tui.launcher import gputrain_command
 
 if TYPE_CHECKING:
-    from engine.bench.report import BenchRun, ScalingResult
     from engine.bench.runner import BenchPlan
 
 
@@ -70,11 +73,7 @@ def bench(
     Speedup is the throughput relative to one rank; efficiency is speedup / ranks. --synthetic-data adds runs that
     repeat one batch on the device: their throughput is the limit for any input pipeline.
     """
-    from engine.bench.report import scaling_results
     from engine.bench.runner import UNUSED_KEYS, plan_bench, run_bench
-    from engine.launch.gpu_usage import waiting_emitter
-    from engine.runs.event_lines import event_line
-    from tui.launcher import gputrain_command
 
     file, overrides = split_arguments(arguments)
     resolved = resolve_arguments([file or "digits", *overrides], flags, trust_code=trust_code, unused=UNUSED_KEYS)

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engine.config.tasks import task_facts
+from engine.runs.checkpoint_files import find_checkpoint
+from engine.runs.folder import RunFolder
 from engine.utils.codec import finite
 from engine.utils.errors import UsageError
+from engine.utils.libraries import check_training
 from engine.utils.text import pluralize, printable
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from engine.inference.evaluate import CheckpointEvaluation
     from engine.inference.stored_inspection import InspectionRequest
     from engine.inference.trained_model import TrainedCheckpoint
-    from engine.runs.folder import RunFolder
     from engine.runs.inspection import InspectedImage, Inspection
 
 DEFAULT_COUNT = 20
@@ -96,7 +98,6 @@ def evaluate(
     of the run, for the screen and the report, and used again while checkpoint and data are the same.
     """
     from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
-    from engine.runs.checkpoint_files import find_checkpoint
     from engine.runs.inspection import LIST_NAMES
 
     names = [name.value for name in lists or []]
@@ -144,8 +145,6 @@ def evaluation_overrides(changes: Sequence[str], flags: FlagOverrides) -> list[s
 @contextmanager
 def opened_checkpoint(folder: RunFolder, model: ModelOptions) -> Iterator[tuple[TrainedCheckpoint, str]]:
     """Read the chosen checkpoint and reserve the device to evaluate it on. Raises UsageError."""
-    from engine.utils.libraries import check_training
-
     check_training("gputrain evaluate")
     from engine.inference.device import reserve_device
     from engine.inference.trained_model import read_trained_checkpoint

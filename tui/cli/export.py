@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem
 from engine.utils.files import expand_user
 from engine.utils.text import printable
@@ -17,7 +18,6 @@ from tui.cli.run_options import ModelOptions, takes_run, takes_weights
 
 if TYPE_CHECKING:
     from engine.inference.export import Export
-    from engine.runs.folder import RunFolder
 
 Format = Literal["safetensors", "torch-export", "onnx"]
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engine.config.tasks import task_facts
+from engine.runs.folder import RunFolder
 from engine.show.table import NO_LIMIT, Column, FittedTable, cell_width, fit, line_text
+from engine.utils.codec import encode
 from engine.utils.errors import Problem, UsageError, file_errors
 from engine.utils.files import expand_user, replace_file
 from engine.utils.output_file import check_output
@@ -25,7 +27,6 @@ from tui.cli.run_options import ModelOptions, reads_run, takes_model
 if TYPE_CHECKING:
     from engine.inference.predict import InputFile, Prediction
     from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
-    from engine.runs.folder import RunFolder
 
 
 TABLE_SUFFIXES = (".csv", ".json")
@@ -182,8 +183,6 @@ def json_texts(
 
     `failed` has the files that could not be read once all predictions have arrived.
     """
-    from engine.utils.codec import encode
-
     facts = task_facts(checkpoint.config)
     header = json_line({"run": run.name, "checkpoint": str(checkpoint.path)})
     yield f'{header[:-1]}, "images": ['

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from engine.command.spec import has_command
 from engine.utils.errors import UsageError
+from engine.utils.libraries import check_training
 from tui.cli.command import command
 from tui.cli.config_arguments import ChangesArgument, FlagOverrides, config_flags
 from tui.cli.options import run_argument
@@ -54,9 +56,7 @@ def resume(
 
     The run keeps the config it was started with, except for the values set here.
     """
-    from engine.command.spec import has_command
     from engine.config.loader import resolve_config
-    from engine.utils.libraries import check_training
 
     [folder] = find_runs([run], start.runs_dir, trust_owner=start.trust_owner)
     is_command = has_command(folder)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import typer
 
+from engine.command.environment import renew_environment
+from engine.command.spec import Program, foreign_command_reason, read_command
+from engine.runs.folder import RunFolder
+from engine.utils.codec import replace as with_values
 from engine.utils.errors import Problem, UsageError
 from engine.utils.redaction import redact
 from engine.utils.text import printable
 from tui.cli.console import print_warning
 from tui.cli.run_command import CommandOptions, split_on_resume
-
-if TYPE_CHECKING:
-    from engine.command.spec import Program
-    from engine.runs.folder import RunFolder
 
 # Of what a stored command would run, in an error.
 MAX_SHOWN_CHARS, MAX_VARIABLE_CHARS, MAX_SHOWN_VARIABLES = 4000, 200, 100
@@ -25,8 +24,6 @@ MAX_SHOWN_CHARS, MAX_VARIABLE_CHARS, MAX_SHOWN_VARIABLES = 4000, 200, 100
 
 def stored_command(folder: RunFolder, *, trust_code: bool) -> Program:
     """Return the command of a run or sweep that is resumed. Raises UsageError unless this user wrote or trusts it."""
-    from engine.command.spec import foreign_command_reason, read_command
-
     command = read_command(folder)
     file_reason, folder_reason = foreign_command_reason(folder), folder.foreign_reason()
     reason = (
@@ -49,9 +46,6 @@ def stored_command(folder: RunFolder, *, trust_code: bool) -> Program:
 
 def renew_command(command: Program, options: CommandOptions) -> Program:
     """Return a stored command with what changes when it starts again. Raises UsageError."""
-    from engine.command.environment import renew_environment
-    from engine.utils.codec import replace as with_values
-
     if not command.environment:
         # It has finished, and is refused for that.
         return command

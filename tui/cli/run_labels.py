@@ -8,14 +8,30 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from engine.runs.folder import RunFolder
 from engine.runs.keys import parse_metric_name
-from engine.runs.manage import RunContents, TrashedRun
+from engine.runs.labels import RunLabels, change_labels, read_labels
+from engine.runs.manage import (
+    RunContents,
+    TrashedRun,
+    delete_for_good,
+    find_in_trash,
+    list_trash,
+    move_to_trash,
+    rename_run,
+    restore_run,
+    run_contents,
+)
+from engine.runs.metric_directions import DIRECTIONS, store_direction
+from engine.runs.metrics import better_of_name, own_metrics
 from engine.runs.root import runs_root
+from engine.runs.run_list import RunList
 from engine.show.table import Align, Column
+from engine.utils.codec import replace
 from engine.utils.errors import Problem, UsageError, nearest
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_age, format_bytes, format_count
@@ -25,10 +41,6 @@ from tui.cli.console import ask, print_json, print_table, print_warning
 from tui.cli.help import MinusWordsCommand
 from tui.cli.options import RUN_HELP, JsonOption, RunsDirOption, YesOption, run_argument
 from tui.cli.run_options import find_own_runs, for_each, takes_own_runs, watch_other_hosts
-
-if TYPE_CHECKING:
-    from engine.runs.folder import RunFolder
-    from engine.runs.labels import RunLabels
 
 
 @command(["gputrain runs tag last +night -old", "gputrain runs tag last"], kind=MinusWordsCommand)
@@ -45,8 +57,6 @@ def tag(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Add or remove tags of runs; without tags, print them."""
-    from engine.runs.labels import read_labels
-
     names = [word for word in words if word[:1] not in "+!-"]
     added = [word[1:] for word in words if word[:1] == "+"]
     removed = [word[1:] for word in words if word[:1] in ("!", "-")]
@@ -74,9 +84,6 @@ def note(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Set the note of a run, or print it."""
-    from engine.runs.labels import read_labels
-    from engine.utils.codec import replace
-
     folders = find_own_runs([run], runs_dir)
     if text is None:
         typer.echo("\n".join(map(printable, read_labels(folders[0]).note.splitlines())))
@@ -93,8 +100,6 @@ def rename(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Rename a run that has ended."""
-    from engine.runs.manage import rename_run
-
     folder = find_own_runs([run], runs_dir)[0]
     watch_other_hosts([folder])
     renamed = rename_run(folder, name)
@@ -105,8 +110,6 @@ def rename(
 @takes_own_runs
 def archive(*, folders: list[RunFolder]) -> None:
     """Leave runs out of lists; their files stay."""
-    from engine.utils.codec import replace
-
     _label(folders, lambda labels: replace(labels, archived=True), lambda _: "archived")
 
 
@@ -114,8 +117,6 @@ def archive(*, folders: list[RunFolder]) -> None:
 @takes_own_runs
 def unarchive(*, folders: list[RunFolder]) -> None:
     """List archived runs again."""
-    from engine.utils.codec import replace
-
     _label(folders, lambda labels: replace(labels, archived=False), lambda _: "no longer archived")
 
 
@@ -123,7 +124,6 @@ def unarchive(*, folders: list[RunFolder]) -> None:
 @takes_own_runs
 def delete(*, folders: list[RunFolder], yes: YesOption = False) -> None:
     """Move runs that have ended to the trash."""
-    from engine.runs.manage import move_to_trash, run_contents
 
     def move(folder: RunFolder) -> None:
         run = move_to_trash(folder)
@@ -148,8 +148,6 @@ def restore(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Move a run from the trash back."""
-    from engine.runs.manage import find_in_trash, restore_run
-
     root = runs_root(runs_dir)
     folder = restore_run(root, find_in_trash(root, run), name)
     typer.echo(f"{printable(folder.name)} is restored.", err=True)
@@ -164,9 +162,6 @@ def trash(
     as_json: JsonOption = False,
 ) -> None:
     """List the trash, or empty it."""
-    from engine.runs.folder import RunFolder
-    from engine.runs.manage import delete_for_good, list_trash, run_contents
-
     root = runs_root(runs_dir)
     runs = list_trash(root)
     contents = {run.entry: run_contents(run.path) for run in runs}
@@ -202,10 +197,6 @@ def better(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Set which values of one of your own metrics are better."""
-    from engine.runs.metric_directions import DIRECTIONS, store_direction
-    from engine.runs.metrics import better_of_name, own_metrics
-    from engine.runs.run_list import RunList
-
     name = parse_metric_name(name)
     run_list = RunList(runs_root(runs_dir))
     store_direction(run_list.root, name, DIRECTIONS.get(direction))
@@ -222,7 +213,6 @@ def _label(
     folders: Sequence[RunFolder], change: Callable[[RunLabels], RunLabels], describe: Callable[[RunLabels], str]
 ) -> None:
     """Change the labels of runs, and print what they are now. Raises UsageError with all problems."""
-    from engine.runs.labels import change_labels
 
     def act(folder: RunFolder) -> None:
         labels = change_labels(folder, change)

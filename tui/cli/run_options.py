@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from engine.runs.claim import uncertain_claims, watch_claims
+from engine.runs.find import OpenedRun, find_run, is_prefix_of, run_place
+from engine.runs.folder import RunFolder
+from engine.runs.manage import find_own_run
 from engine.runs.root import runs_root
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.text import pluralize, printable
@@ -19,8 +23,6 @@ from tui.cli.options import RunsDirOption, TrustCodeOption, TrustOwnerOption, ru
 
 if TYPE_CHECKING:
     from engine.config.code_trust import CodeTrust
-    from engine.runs.find import OpenedRun
-    from engine.runs.folder import RunFolder
 
 REQUIRED = inspect.Parameter.empty
 T = TypeVar("T")
@@ -123,8 +125,6 @@ def _model_options(values: dict[str, Any]) -> ModelOptions:
 
 def find_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bool, reads: bool = False) -> list[RunFolder]:
     """Return runs by name, each once. Raises UsageError with a problem for each that cannot be used."""
-    from engine.runs.find import find_run
-
     root = runs_root(runs_dir)
     found = for_each(names, lambda name: find_run(root, name, trust_owner=trust_owner, reads=reads))
     for name, folder in zip(names, found, strict=True):
@@ -147,9 +147,6 @@ def find_any_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bo
 
 def _name_completed(typed: str, run: OpenedRun) -> None:
     """Say on stderr which run the beginning of a name means."""
-    from engine.runs.find import is_prefix_of
-    from engine.runs.folder import RunFolder
-
     if isinstance(run, RunFolder) and is_prefix_of(run, typed):
         typer.echo(f"{printable(typed)} is the beginning of {printable(run.name)}.", err=True)
 
@@ -158,8 +155,6 @@ def find_baseline(
     name: str | None, runs: Sequence[OpenedRun], runs_dir: str | None, *, trust_owner: bool
 ) -> int | None:
     """Return the place among compared runs of the one that --baseline names. Raises UsageError."""
-    from engine.runs.find import run_place
-
     if name is None:
         return None
     places = [run_place(run) for run in runs]
@@ -174,8 +169,6 @@ def find_baseline(
 
 def find_own_runs(names: Sequence[str], runs_dir: str | None) -> list[RunFolder]:
     """Return runs of the user by name, each once. Raises UsageError with a problem for each that cannot be changed."""
-    from engine.runs.manage import find_own_run
-
     root = runs_root(runs_dir)
     found = for_each(names, lambda name: find_own_run(root, name))
     return list({folder.path: folder for folder in found}.values())
@@ -194,16 +187,12 @@ def for_each(items: Sequence[T], act: Callable[[T], R]) -> list[R]:
 
 def watch_other_hosts(folders: Sequence[RunFolder]) -> None:
     """Watch the heartbeats of runs that other hosts claim, until it is known whether those live. Says so on stderr."""
-    from engine.runs.claim import watch_claims
-
     if announce_watch(folders):
         watch_claims([folder.owner for folder in folders])
 
 
 def announce_watch(folders: Sequence[RunFolder]) -> bool:
     """Say on stderr that heartbeats of other hosts are to be watched. Return whether there are any."""
-    from engine.runs.claim import uncertain_claims
-
     owners = {folder.owner: folder for folder in folders}
     waits = uncertain_claims([*owners])
     if not waits:

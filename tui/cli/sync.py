@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.cli.command import command
@@ -17,7 +18,6 @@ from tui.cli.options import FollowOption, JsonOption
 from tui.cli.run_options import takes_runs
 
 if TYPE_CHECKING:
-    from engine.runs.folder import RunFolder
     from engine.sync.run_sync import RunSync
 
 ServiceName = Literal["wandb", "mlflow"]

@@ -7,10 +7,15 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from engine.runs.folder import RunFolder
+from engine.runs.metric_directions import read_directions
+from engine.runs.metrics import Better
+from engine.runs.query import Query, parse_duration
+from engine.show.awaited_run import AwaitedRun, Result, RunWait, parse_condition
 from engine.show.table import shorten
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
@@ -19,12 +24,6 @@ from tui.cli.command import command
 from tui.cli.console import is_read_for, print_json, print_warning, show_progress
 from tui.cli.options import JsonOption
 from tui.cli.run_options import reads_runs, watch_other_hosts
-
-if TYPE_CHECKING:
-    from engine.runs.folder import RunFolder
-    from engine.runs.metrics import Better
-    from engine.runs.query import Query
-    from engine.show.awaited_run import AwaitedRun, RunWait
 
 POLL_SECONDS = 1.0
 WAIT_CODES: dict[int, str] = {
@@ -66,10 +65,6 @@ def wait(
     crashes or is deleted has ended; a later `gputrain resume` needs another wait. With --until, a run is also done once
     its newest values meet the condition: best_val_accuracy is the best one so far. A metric may appear later.
     """
-    from engine.runs.metric_directions import read_directions
-    from engine.runs.query import parse_duration
-    from engine.show.awaited_run import RunWait, parse_condition
-
     timeout_s = math.inf if timeout is None else parse_duration("--timeout", timeout)
     deadline = time.monotonic() + timeout_s
     directions: Mapping[str, Better] = {}
@@ -134,8 +129,6 @@ def waiting_line(left: Sequence[RunWait], count: int) -> str:
 
 def line_of(run: AwaitedRun) -> str:
     """Return what became of a run in one line."""
-    from engine.show.awaited_run import Result
-
     message = run.failure.cause if run.failure is not None else run.message
     if run.result == Result.TIMEOUT:
         message = f"it is still {run.state}{f', {message}' if message else ''}"
@@ -144,8 +137,6 @@ def line_of(run: AwaitedRun) -> str:
 
 def exit_code(runs: Sequence[AwaitedRun]) -> int:
     """Return the exit code for these runs."""
-    from engine.show.awaited_run import Result
-
     results = {run.result for run in runs}
     if Result.TIMEOUT in results:
         return ExitCode.TIMED_OUT

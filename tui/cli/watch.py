@@ -13,7 +13,11 @@ import typer
 from engine.foreign.folders import ForeignRun, SearchLimits, find_runs
 from engine.foreign.process import ProcessId, ProcessTree, find_process_runs, read_tree, started_at
 from engine.foreign.reading import ColumnChoice
+from engine.gpus.monitor import open_monitor
+from engine.gpus.snapshot import SamplerOptions, Snapshot
+from engine.runs.foreign_record import metric_keys
 from engine.runs.root import is_run_folder
+from engine.utils.codec import finite
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import ExitCode
 from engine.utils.files import expand_user, is_file, is_folder
@@ -34,7 +38,6 @@ from tui.cli.terminal import is_on_terminal, require_terminal
 from tui.cli.train import should_open_screen
 
 if TYPE_CHECKING:
-    from engine.gpus.snapshot import Snapshot
     from engine.runs.curves import CurveReader
 
 MAX_PID_DIGITS = 10
@@ -205,9 +208,7 @@ def print_runs(paths: Sequence[str], count: int | None, choice: ColumnChoice, *,
 
 def run_json(reader: CurveReader) -> dict[str, Any]:
     """Return a run as `gputrain watch --json` prints it."""
-    from engine.runs.foreign_record import metric_keys
     from engine.show.foreign_run import find_state
-    from engine.utils.codec import finite
 
     run, values = reader.run, reader.curves.values(sorted(reader.curves.names))
     keys = metric_keys(values)
@@ -298,9 +299,6 @@ def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> No
 
 def _read_gpus() -> Snapshot | None:
     """Return a snapshot of the GPUs, None without an answer."""
-    from engine.gpus.monitor import open_monitor
-    from engine.gpus.snapshot import SamplerOptions
-
     try:
         monitor = open_monitor(SamplerOptions())
     except UsageError:
