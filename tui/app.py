@@ -43,7 +43,7 @@ MOUNT_POLL_SECONDS = 0.001
 # Keys wait so long for the first content of a screen; the runs folder may be on a file system that hangs.
 MAX_CONTENT_WAIT_SECONDS = 3.0
 STARTUP_SECONDS = 1.0
-PENDING_RUN_SECONDS = 1.0
+PENDING_RUN_SECONDS = 0.2
 MAX_TOAST_LINES = 8
 # Of a screen that is hidden because the terminal is too small; the notice names them.
 HIDDEN_SCREEN_KEYS = {"q": "quit", "ctrl+c": "quit", "question_mark": "help", "f1": "help"}
@@ -110,6 +110,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.last_key_time = -math.inf
         self.refresh_s = self.intervals.poll_s
         self._used_at = time.monotonic()
+        self._is_searching = False
 
     async def on_event(self, event: events.Event) -> None:
         """Send keys that arrive together with the key that opens a screen or a dialog to it.
@@ -280,34 +281,33 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             self.push_screen(GpuScreen(self, key))
 
     def show_launch(self, launched: LaunchedRun) -> None:
-        """Show the starting screen until the run has a journal."""
-        from tui.screens.starting import StartingScreen
+        """Show the screen of a run that is starting, which has a folder only if it is resumed."""
+        from tui.screens.run import RunScreen, unnamed_run
 
         self.pending_runs.append(launched)
-        self.push_screen(StartingScreen(self, launched))
+        self.push_screen(RunScreen(self, launched.claimed or unnamed_run(launched.runs_dir), launched=launched))
 
     def launch(
         self,
         arguments: Sequence[str],
-        runs_dir: Path | None = None,
-        title: str = "new run",
+        resumed: RunFolder | None = None,
         begun: Callable[[], object] = lambda: None,
     ) -> bool:
         """Start `gputrain` with these arguments and show its start. Return whether it was started; the demo refuses.
 
-        `begun` is called when the run has begun."""
+        `resumed` is the run that goes on, and `begun` is called when the run has begun."""
         from tui.launcher import launch_run
 
         if self.demo_notice:
             self.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
             return False
         try:
-            launched = launch_run(arguments, runs_dir or self.runs_dir, title)
-            launched.begun = begun
-            self.show_launch(launched)
+            launched = launch_run(arguments, self.runs_dir if resumed is None else resumed.path.parent)
         except UsageError as error:
             self.show_toast(error)
             return False
+        launched.begun, launched.claimed = begun, resumed
+        self.show_launch(launched)
         return True
 
     def action_command(self) -> None:
@@ -324,46 +324,54 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             self.show_toast(problem)
             return
         arguments = ["resume", "--headless", str(folder.path)]
-        launch = partial(self.launch, arguments, folder.path.parent, f"resume {folder.name}")
+        launch = partial(self.launch, arguments, folder)
         ask_to_share_gpus(self, self, read_changed_config(folder.config) or {}, launch)
 
     def _watch_pending_runs(self) -> None:
-        """Report what becomes of the runs whose starting screen was left."""
-        if not self.pending_runs:
-            return
-        from tui.screens.starting import StartingScreen
+        """Look in a thread for what becomes of the runs that are starting: there may be thousands of runs."""
+        if self.pending_runs and not self._is_searching:
+            self._is_searching, pending = True, list(self.pending_runs)
 
-        shown = [screen.launched for screen in self.screen_stack if isinstance(screen, StartingScreen)]
-        left = [run for run in self.pending_runs if run not in shown]
-
-        def search() -> None:
-            for launched in left:
+            def search() -> None:
                 # A run that has ended by now has its folder.
-                code = launched.exit_code
-                self.call_from_thread(self._report_launch, launched, launched.find_folder(), code)
+                found = [(launched, launched.exit_code, launched.find_folder()) for launched in pending]
+                self.call_from_thread(self._show_launches, found)
 
-        self.run_worker(search, thread=True, group="pending")
+            self.run_worker(search, thread=True, group="pending")
 
-    def _report_launch(self, launched: LaunchedRun, folder: RunFolder | None, code: int | None) -> None:
-        if launched not in self.pending_runs:
-            return
-        if folder is not None:
-            self.pending_runs.remove(launched)
-            launched.begun()
-            self.opened_runs.append(folder)
-            self.show_toast(f"{folder.name} has started")
-        elif code is not None:
-            self.pending_runs.remove(launched)
-            reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
-            self.show_toast(Problem("", f"The run did not start.\n{reason}", code="not-started"), timeout_s=30)
+    def _show_launches(self, found: Sequence[tuple[LaunchedRun, int | None, RunFolder | None]]) -> None:
+        """Show what has become of runs: on their screens unless a dialog covers them, else in toasts."""
+        from tui.screens.run import RunScreen
 
-    def switch_to_run(self, folder: RunFolder) -> None:
-        """Replace the form and the starting screen with the screen of the run."""
+        self._is_searching = False
+        for launched, code, folder in found:
+            of_run = (each for each in self.screen_stack if isinstance(each, RunScreen) and each.launched is launched)
+            screen = next(of_run, None)
+            if launched not in self.pending_runs or screen not in (None, self.screen):
+                continue
+            if folder is not None or (code is not None and screen is None):
+                self.pending_runs.remove(launched)
+            if folder is not None:
+                launched.begun()
+                self._show_begun_run(folder, launched.warning, is_left=screen is None)
+            elif screen is not None:
+                screen.update_if_on_top()
+            elif code is not None:
+                reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
+                self.show_toast(Problem("", f"The run did not start.\n{reason}", code="not-started"), timeout_s=30)
+
+    def _show_begun_run(self, folder: RunFolder, warning: Problem | None, *, is_left: bool) -> None:
+        """Replace the form and the screen of the start with the run, or say that it has started if they were left."""
         from tui.screens.form import FormScreen
         from tui.screens.run import RunScreen
-        from tui.screens.starting import StartingScreen
 
-        while isinstance(self.screen, StartingScreen | FormScreen) and len(self.screen_stack) > 1:
+        if is_left:
+            self.opened_runs.append(folder)
+            self.show_toast(f"{folder.name} has started")
+            return
+        if warning is not None:
+            self.show_toast(warning, timeout_s=15)
+        while isinstance(self.screen, FormScreen) or getattr(self.screen, "launched", None) is not None:
             self.pop_screen()
         if not (isinstance(self.screen, RunScreen) and self.screen.folder == folder):
             self.open_run(str(folder.path))

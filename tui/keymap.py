@@ -210,7 +210,6 @@ COMPARE_KEYS = screen_keys(f"open select baseline charts sort full next_panel(1)
 CONFUSION_KEYS = screen_keys("open other_epoch sort next_panel(1)")
 MISTAKES_KEYS = screen_keys("sideways(-1) sideways(1) copy", "next_panel(1)")
 FORM_KEYS = screen_keys("start open search more copy reset app.command")
-STARTING_KEYS = screen_keys("stop")
 
 
 def make_bindings(keys: Sequence[Key]) -> list[Binding]:

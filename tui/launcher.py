@@ -12,9 +12,9 @@ from engine.launch.detached import LaunchedRun, start_detached
 FALLBACK_PROGRAM = "from tui import main; main()"
 
 
-def launch_run(arguments: Sequence[str], runs_dir: Path, title: str = "new run") -> LaunchedRun:
+def launch_run(arguments: Sequence[str], runs_dir: Path) -> LaunchedRun:
     """Start `gputrain ARGUMENTS` in its own session. Raises UsageError if the command cannot be started."""
-    return start_detached([*gputrain_command(), *arguments], runs_dir, title)
+    return start_detached([*gputrain_command(), *arguments], runs_dir)
 
 
 def gputrain_command() -> list[str]:

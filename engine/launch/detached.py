@@ -39,14 +39,14 @@ class LaunchedRun:
     warning: Problem | None
     launched_at: float
     """Unix seconds."""
-    title: str = "new run"
-    """What was started, for the title of the screen."""
     start_ticks: int | None = None
     """When the process started, in clock ticks since the boot; None if that is unknown."""
+    has_command: bool = False
+    """Whether it runs a command of another program that it was given."""
     begun: Callable[[], object] = lambda: None
     """What the screen does when the run has begun."""
     claimed: RunFolder | None = None
-    """The folder of the run, before it has begun there."""
+    """The folder of the run, before it has begun there; of a resumed run from the start."""
     _other_owners: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Modification time and inode of each `owner.json` that names another process."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -67,8 +67,9 @@ class LaunchedRun:
             return None
         with self._lock:
             claims = ((run, claim) for run in runs if (claim := self._claim(run)))
-            self.claimed, claim = next(claims, (None, None))
-        return self.claimed if claim is not None and self.claimed and _has_begun(self.claimed, claim) else None
+            run, claim = next(claims, (None, None))
+            self.claimed = run or self.claimed
+        return run if claim is not None and run is not None and _has_begun(run, claim) else None
 
     def wait_until_accepted(self) -> RunFolder | None:
         """Return the folder of a run that was started with `--detach`, once it stays whatever becomes of the run.
@@ -124,9 +125,7 @@ def _has_begun(run: RunFolder, claim: Claim) -> bool:
     return any(True for _ in reader.poll(kinds=(*SESSION_TYPES, WaitingForGpus, RunFinished)))
 
 
-def start_detached(
-    command: Sequence[str], runs_dir: Path, title: str = "new run", environ: Mapping[str, str] = os.environ
-) -> LaunchedRun:
+def start_detached(command: Sequence[str], runs_dir: Path, environ: Mapping[str, str] = os.environ) -> LaunchedRun:
     """Start a `gputrain` command in its own session with the environment `environ`, and `runs_dir` as its runs folder.
 
     Raises UsageError if it cannot be started.
@@ -150,7 +149,7 @@ def start_detached(
     start_ticks = process_start_ticks(process.pid)
     # A screen forgets a run once it has a folder, and would keep its zombie until it ends itself.
     threading.Thread(target=process.wait, name="reaper", daemon=True).start()
-    return LaunchedRun(process, output, runs_dir, warning, launched_at, title, start_ticks)
+    return LaunchedRun(process, output, runs_dir, warning, launched_at, start_ticks, "--" in command)
 
 
 def systemd_scope_prefix() -> tuple[list[str], Problem | None]:

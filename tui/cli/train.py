@@ -253,10 +253,8 @@ def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | N
     from tui.cli.open_tui import open_screen
     from tui.launcher import launch_run
 
-    run = request.config.run
-    title = f"resume {run.name}" if run.resume and run.name else "new run"
     # Insert the flag right after the command name: after a `--` it would be an argument.
-    open_screen(launched_run=launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir), title))
+    open_screen(launched_run=launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
 
 
 def build_request(

@@ -124,7 +124,7 @@ def ask_command(app: App[None], services: AppServices, run: RunFolder | None = N
             services.typed_command, arguments = line, line.arguments()
 
             def launch() -> None:
-                if services.launch(arguments, title="new command"):
+                if services.launch(arguments):
                     services.picked_gpu_uuids.clear()
 
             ask_to_share_gpus(app, services, config_values(arguments), launch)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
@@ -22,6 +23,7 @@ from engine.foreign import text_log
 from engine.foreign.activity import Activity
 from engine.foreign.folders import ForeignRun
 from engine.gpus.snapshot import Snapshot
+from engine.launch.detached import LaunchedRun
 from engine.runs.control import RequestName
 from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
@@ -37,13 +39,13 @@ from tui.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
 from tui.pollers.run import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
-from tui.screens.dialogs import ConfigDialog, LogDialog, TextDialog
+from tui.screens.dialogs import ConfigDialog, LogDialog, TextDialog, confirm
 from tui.screens.host_panel import load_text
 from tui.screens.run_changes import RunChanges
 from tui.screens.run_layout import RANKS_PANEL, RunRoom
 from tui.screens.run_panels import MAX_LOG_LINES, NO_CHARTS, RunPanels
-from tui.screens.run_progress import RunStatus, status_lines
-from tui.tables import fact_lines
+from tui.screens.run_progress import RunStatus, launch_lines, status_lines
+from tui.tables import fact_lines, wrap_text
 from tui.tables.foreign_runs import parameter_text
 from tui.tables.log_lines import log_lines, output_line
 from tui.tables.ranks import RankReadings
@@ -57,14 +59,23 @@ DEFAULT_CHARTS = 6
 KEY_SECONDS = 0.15
 STATUS_LINES = ("#progress", "#bottleneck", "#message")
 PROFILED_STATES = (RunState.STARTING, RunState.RUNNING, RunState.PAUSED)
+BEGUN_ACTIONS = (
+    *("pause", "checkpoint", "resume", "again", "archive", "details", "processes", "confusion", "profile", "metrics"),
+)
 NOT_WAITING_ACTIONS = ("pause", "checkpoint", "profile")
 
 
-def abilities_of(run: RunFolder | ForeignRun) -> Ability:
+def unnamed_run(runs_dir: Path) -> RunFolder:
+    """Return what stands for the folder of a run that is starting and has none yet."""
+    return RunFolder(runs_dir / ".new")
+
+
+def abilities_of(run: RunFolder | ForeignRun, launched: LaunchedRun | None = None) -> Ability:
     """Return what can be done with a run."""
     if isinstance(run, ForeignRun):
         return Ability.WATCH | Ability.CHOOSE
-    own = Ability.COMMAND | Ability.CHOOSE if has_command(run) else Ability.TRAIN
+    is_command = has_command(run) or (launched is not None and launched.has_command)
+    own = Ability.COMMAND | Ability.CHOOSE if is_command else Ability.TRAIN
     return Ability.WATCH | Ability.CHANGE | own
 
 
@@ -75,13 +86,23 @@ class RunScreen(ChartScreen):
     SCREEN_KEYS: ClassVar[Sequence[Key]] = RUN_KEYS
 
     def __init__(
-        self, app: AppServices, run: RunFolder | ForeignRun, process: ProcessPoller | OwnerPoller | None = None
+        self,
+        app: AppServices,
+        run: RunFolder | ForeignRun,
+        process: ProcessPoller | OwnerPoller | None = None,
+        launched: LaunchedRun | None = None,
     ) -> None:
-        """`process` watches the process of a run of another program, if one is known."""
-        super().__init__(app, abilities_of(run))
+        """`process` watches the process of a run of another program, if one is known. `launched` is what starts the
+        run, until it has begun; a new run has no folder then."""
+        super().__init__(app, abilities_of(run, launched))
         self.folder = run if isinstance(run, RunFolder) else None
-        self.poller = self.follow(RunPoller(run, self.is_busy))
-        if self.folder is not None and Ability.COMMAND in self.abilities:
+        self.launched, self.poller = launched, RunPoller(run, self.is_busy)
+        if launched is None or launched.claimed is not None:
+            self.follow(self.poller)
+        else:
+            # There is nothing to read.
+            self.poller.caught_up = True
+        if launched is None and self.folder is not None and Ability.COMMAND in self.abilities:
             process = self.follow(OwnerPoller(self.folder, app.intervals.poll_s))
         self._process, self._changes = process, RunChanges(app, self)
         self.view = (
@@ -104,6 +125,8 @@ class RunScreen(ChartScreen):
 
     @property
     def name_of_run(self) -> str:
+        if self.launched is not None:
+            return "new run" if self.launched.claimed is None else self.launched.claimed.name
         return self.poller.run.name if self.folder is None else self.folder.name
 
     def compose_body(self) -> ComposeResult:
@@ -119,13 +142,26 @@ class RunScreen(ChartScreen):
     @property
     def has_content(self) -> bool:
         # Requests depend on the state of the run.
-        return self.folder is None or self.snapshot is not None
+        return self.folder is None or self.snapshot is not None or self.launched is not None
 
     def is_busy(self) -> bool:
         """Whether a key is likely to be handled now."""
         return time.monotonic() - self.gputrain_app.last_key_time < KEY_SECONDS
 
     # What is known of the run
+
+    @property
+    def log_of_run(self) -> Sequence[str]:
+        """The last lines of the log; of a run that is starting, what was printed."""
+        return self.poller.log if self.launched is None else self.launched.output_lines()
+
+    @property
+    def _num_charts(self) -> int:
+        if self.launched is not None and self.launched.exit_code is not None:
+            # The reason why it did not start has their place.
+            return 0
+        # Without an owner, a run may get its first chart at any time.
+        return max(self.run_panels.num_charts, self.folder is None)
 
     @property
     def snapshot(self) -> RunSnapshot | None:
@@ -228,14 +264,16 @@ class RunScreen(ChartScreen):
         self._show_status()
         if self._fit_panels() and self._drawn[0] is not None:
             self.call_after_refresh(self.draw_charts)
-        panels, snapshot, tail = self.run_panels, self.snapshot, self.poller.log[-MAX_LOG_LINES:]
+        panels, snapshot, tail = self.run_panels, self.snapshot, self.log_of_run[-MAX_LOG_LINES:]
         epochs = () if snapshot is None else snapshot.epochs
         texts = list(map(output_line, tail)) if self.folder is None else log_lines(tail, epochs)
+        if self.launched is not None:
+            texts = [part for line in tail for part in wrap_text(Text(printable(line)), panels.log_panel.text_width)]
         panels.show_log(texts, live=self.is_live)
         if snapshot is not None and panels.get_child_by_id(RANKS_PANEL).display:
             panels.show_ranks(snapshot.ranks, self._gpus)
-        has_charts = panels.num_charts > 0
-        if Ability.COMMAND in self.abilities and snapshot is not None and has_charts != self._had_charts:
+        has_charts = self._num_charts > 0
+        if (snapshot or self.launched) is not None and has_charts != self._had_charts:
             # Without charts, the log has their place.
             (self.active_chart if has_charts else panels.log_panel).focus()
             self._had_charts = has_charts
@@ -245,7 +283,8 @@ class RunScreen(ChartScreen):
         has_ranks = self.run_panels.get_child_by_id(RANKS_PANEL).display
         status = RunStatus(self.poller, self._reading, self._gpus, self.size.width, has_ranks=has_ranks)
         self._num_status_lines = 0
-        for selector, lines in zip(STATUS_LINES, status_lines(status, self.app.console), strict=True):
+        shown = status_lines(status, self.app.console) if self.launched is None else launch_lines(self.launched, status)
+        for selector, lines in zip(STATUS_LINES, shown, strict=True):
             line = self.query_one(selector, TextLine)
             line.display, line.styles.height = bool(lines), max(len(lines), 1)
             line.show(lines[0] if len(lines) == 1 else Text("\n", end="").join(lines))
@@ -255,11 +294,9 @@ class RunScreen(ChartScreen):
         """Arrange the panels. Return whether a chart appeared, which is then to be drawn."""
         # Title and footer have a line each.
         width, height = self.size.width, self.size.height - 2 - self._num_status_lines
-        # Without an owner, a run may get its first chart at any time.
-        charts = max(self.run_panels.num_charts, self.folder is None)
         ranks = self.snapshot.ranks if self.snapshot is not None else RankReadings()
         count = ranks.count if self.is_training or ranks.command is not None else 0
-        room = RunRoom(width, height, charts, count, len(self.poller.log), bool(ranks.loads))
+        room = RunRoom(width, height, self._num_charts, count, len(self.log_of_run), bool(ranks.loads))
         return self.run_panels.fit(room)
 
     # Keys
@@ -267,6 +304,8 @@ class RunScreen(ChartScreen):
     def is_available(self, action: str) -> bool:
         """Hide keys that have no effect in the state of the run."""
         snapshot, state, name = self.snapshot, self.state, action.partition("(")[0]
+        if self.launched is not None and name in (*BEGUN_ACTIONS, "stop"):
+            return name == "stop" and self.launched.exit_code is None
         if name in NOT_WAITING_ACTIONS and state is RunState.WAITING:
             return False
         if name in ("stop", "pause", "checkpoint"):
@@ -290,6 +329,16 @@ class RunScreen(ChartScreen):
             return len(self.view.axes) > 1
         return super().is_available(action)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave out what needs the folder of a run that is starting."""
+        return super().check_action(action, parameters) and (self.launched is None or action not in BEGUN_ACTIONS)
+
+    async def action_back(self) -> None:
+        if self.launched is not None and self.launched.exit_code is not None and not self.panels.is_full:
+            # Its output was shown here, so the command line need not print it on exit.
+            self.gputrain_app.pending_runs.remove(self.launched)
+        await super().action_back()
+
     def title_of(self, key: Key) -> str:
         """Return what the key does in this state: `continue` for a paused run."""
         if key.action == "pause" and self.state is RunState.PAUSED:
@@ -308,7 +357,11 @@ class RunScreen(ChartScreen):
             self._changes.request(self.folder, self.state, request)
 
     def action_stop(self) -> None:
-        if self.folder is not None:
+        if self.launched is not None:
+            if self.launched.exit_code is None:
+                question = f"Stop {printable(self.name_of_run)} before its first step?"
+                confirm(self.app, question, "Keep it running", "Stop", self.launched.process.terminate)
+        elif self.folder is not None:
             self._changes.stop(self.folder, self.state)
 
     def action_checkpoint(self) -> None:
@@ -390,7 +443,7 @@ class RunScreen(ChartScreen):
         if not self.is_available("log"):
             self.gputrain_app.show_toast(Problem("", "The run has no log file in its folder", code="not-found"))
             return
-        self.app.push_screen(LogDialog(self.name_of_run, lambda: self.poller.log))
+        self.app.push_screen(LogDialog(self.name_of_run, lambda: self.log_of_run))
 
     def action_processes(self) -> None:
         from tui.screens.process import ProcessScreen

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from engine.foreign.activity import Activity, activity_text
 from engine.gpus.snapshot import Snapshot
+from engine.launch.detached import LaunchedRun
 from engine.runs.bottleneck import describe_efficiency
 from engine.runs.folder import RunState
 from engine.runs.metrics import METRICS, format_known, format_metric
@@ -55,6 +56,26 @@ class RunStatus:
     gpus: Snapshot | None
     width: int
     has_ranks: bool = False
+
+
+def launch_lines(launched: LaunchedRun, status: RunStatus) -> tuple[list[Text], list[Text], list[Text]]:
+    """Return what a run that is starting does, or that it did not start, and what is to be known of its start."""
+    code, folder = launched.exit_code, launched.claimed
+    if code is None:
+        begins = "loading torch" if status.poller.is_training and not launched.has_command else "starting the command"
+        doing = "checking the config and the GPUs" if folder is None else begins
+        seconds = max(time.time() - launched.launched_at, 0.0)
+        state, name = RunState.STARTING, "starting"
+        note = f"{doing}, {seconds:.0f} s; the run continues when you leave this screen"
+    elif code == 0:
+        state, name, note = RunState.FINISHED, "nothing left to do", "press esc to go back"
+    else:
+        state, name, note = RunState.FAILED, "not started", "nothing was changed; press esc to go back and correct it"
+    sign, style = state_symbol(state)
+    line = Text.assemble((f" {sign} ", style), (name, STRONG), (f"   {note}", MUTED), no_wrap=True, end="")
+    line.truncate(status.width, overflow="ellipsis")
+    warning = [] if launched.warning is None else wrap_text(Text(f" {launched.warning}", WARNING), status.width)
+    return [line], [], warning
 
 
 def status_lines(status: RunStatus, console: Console) -> tuple[list[Text], list[Text], list[Text]]:

@@ -35,7 +35,7 @@ def show(root: Path, act: Drive) -> list[Sequence[str]]:
     """Open the dialog, and return the arguments of what was started."""
     app: Any = real_app(root)
     started: list[Sequence[str]] = []
-    app.launch = lambda arguments, title: started.append(arguments)
+    app.launch = lambda arguments: started.append(arguments)
 
     async def open_and_act(pilot: Pilot[None]) -> None:
         await press(pilot, "n", "f2")

@@ -17,10 +17,9 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership
 from engine.runs.run_record import read_run_record
 from support.gputrain_command import GPUTRAIN, wait_for
-from support.runs.command_folder import make_command_finished, make_command_run
-from support.screen.demo_app import FROZEN_NOW, demo_app, visible_text, wait_until, wait_until_idle
+from support.runs.command_folder import make_command_run
+from support.screen.demo_app import FROZEN_NOW, demo_app, visible_text, wait_until
 from support.screen.screen_driver import Drive, drive, press, real_app
-from tui.app import GputrainApp
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 
@@ -96,17 +95,3 @@ def test_command_screen_shows_processes_and_stops_them(live_command: RunFolder) 
     show(live_command.path.parent, act, (120, 30))
     record = read_run_record(live_command)
     assert record is not None and record.state == "stopped"
-
-
-def test_start_of_a_command_ends_on_its_screen(tmp_path: Path) -> None:
-    folder = make_command_run(tmp_path / "runs", "a", make_command_finished(time.time()), now=time.time())
-
-    async def act(pilot: Pilot[None]) -> None:
-        assert isinstance(pilot.app, GputrainApp)
-        pilot.app.switch_to_run(folder)
-        await wait_until_idle(pilot)
-        assert screen_of(pilot).folder == folder
-        pilot.app.switch_to_run(folder)
-        assert len(pilot.app.screen_stack) == 2
-
-    drive(real_app(tmp_path / "runs"), act)

@@ -32,7 +32,6 @@ from tui.screens.monitor import MonitorScreen
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
-from tui.screens.starting import StartingScreen
 from tui.widgets.keys import Keys
 from tui.widgets.lines import Lines
 from tui.widgets.matrix import Matrix
@@ -60,7 +59,7 @@ def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> N
 # All screens
 
 
-SCREENS = (MonitorScreen, RunScreen, RunsScreen, ProcessScreen, FormScreen, GpuScreen, StartingScreen)
+SCREENS = (MonitorScreen, RunScreen, RunsScreen, ProcessScreen, FormScreen, GpuScreen)
 SCREENS_WITH_CHARTS = ChartScreen.__subclasses__()
 
 

@@ -17,7 +17,6 @@ from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_
 from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.dialogs import ConfigDialog
-from tui.screens.starting import StartingScreen
 
 REFUSAL = """warning: GPU 0 is also used by bob, with 11.0 GiB
 error: device.gpus: torch 2.14.1 cannot use GPU 0 (sm_30): it supports sm_75 and later
@@ -89,7 +88,7 @@ def test_start_that_was_refused(snap_compare: Compare) -> None:
         app = demo_app(Path("runs"), demo=None)
 
         async def open_start(pilot: Pilot[None]) -> None:
-            app.push_screen(StartingScreen(app, launched))
+            app.show_launch(launched)
             await pilot.pause()
             await wait_until_idle(pilot)
 

@@ -12,15 +12,17 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.launch.detached import LaunchedRun
+from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, RunState
 from support.messages import says
+from support.runs.event_factories import make_run_started, make_step
+from support.runs.factories import make_run_folder
 from support.screen.demo_app import clipped_widgets, demo_app, toasts, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN
 from tui.screens.form import FormScreen
 from tui.screens.run import RunScreen
-from tui.screens.starting import StartingScreen
 
 find_folder = LaunchedRun.find_folder
 pytestmark = pytest.mark.usefixtures("isolated_folder", "unchecked")
@@ -35,7 +37,7 @@ from engine.runs.ownership import Ownership
 from support.runs.event_factories import make_run_started
 what, root = sys.argv[1], pathlib.Path(os.environ["GPUTRAIN_RUNS"])
 run = RunFolder(root / "a-run")
-run.path.mkdir(parents=True, mode=0o700)
+run.path.mkdir(parents=True, mode=0o700, exist_ok=True)
 ownership = Ownership(run)
 journal = Journal(run.journal)
 journal.append(WarningEvent(message="GPU 0 is also used by another process", code="gpu-in-use"))
@@ -89,7 +91,7 @@ async def wait_for_warning(pilot: Pilot[None]) -> None:
     await wait_until(pilot, lambda: "is also used" in visible_text(pilot))
 
 
-def test_starting_screen_keeps_reason_of_refused_start_after_warning(
+def test_screen_of_start_keeps_reason_of_refused_start_after_warning(
     app: GputrainApp, searches: list[RunFolder | None]
 ) -> None:
     begun: list[str] = []
@@ -102,11 +104,11 @@ def test_starting_screen_keeps_reason_of_refused_start_after_warning(
         assert app.launch(["refused"], begun=lambda: begun.append("refused"))
         await wait_for_warning(pilot)
         let_go(app)
-        await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#launch-state"))
+        await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#progress"))
         finished = len(searches)
         await wait_until(pilot, lambda: len(searches) > finished + 1)
-        assert isinstance(pilot.app.screen, StartingScreen)
-        shown = " ".join(visible_text(pilot, "#output").replace("│", " ").split())
+        assert isinstance(pilot.app.screen, RunScreen)
+        shown = " ".join(visible_text(pilot, "#log").replace("│", " ").split())
         assert "torch cannot use GPU 0 [sm_30]; train on the CPU with --gpus cpu" in shown
         assert "s stop" not in visible_text(pilot, "Keys")
         for size in ((60, 20), (80, 24)):
@@ -121,18 +123,18 @@ def test_starting_screen_keeps_reason_of_refused_start_after_warning(
     drive(app, act, (60, 20))
 
 
-def test_starting_screen_opens_run_that_begins(app: GputrainApp) -> None:
+def test_screen_of_start_opens_run_that_begins(app: GputrainApp) -> None:
     begun: list[str] = []
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         app.launch(["started"], begun=lambda: begun.append("started"))
         await wait_for_warning(pilot)
-        await wait_until(pilot, lambda: "loading torch" in visible_text(pilot, "#launch-state"))
+        await wait_until(pilot, lambda: "loading torch" in visible_text(pilot, "#progress"))
         assert "a-run" in visible_text(pilot, "#title") and not begun
         [launched] = app.pending_runs
         let_go(app)
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await wait_until(pilot, lambda: getattr(pilot.app.screen, "state", None) is not None)
         await wait_until_idle(pilot)
         assert not any(isinstance(screen, FormScreen) for screen in app.screen_stack)
         assert [folder.name for folder in app.opened_runs] == ["a-run"] and begun == ["started"]
@@ -142,12 +144,34 @@ def test_starting_screen_opens_run_that_begins(app: GputrainApp) -> None:
     drive(app, act)
 
 
-def test_starting_screen_stops_run(app: GputrainApp) -> None:
+def test_run_that_is_resumed_shows_its_curves_while_it_starts_and_opens_once(app: GputrainApp) -> None:
+    folder = make_run_folder(app.runs_dir, "a-run", make_run_started(), make_step(10), RunFinished(state="stopped"))
+
+    async def act(pilot: Pilot[None]) -> None:
+        app.open_run(str(folder.path))
+        await wait_until_idle(pilot)
+        opened = pilot.app.screen
+        app.launch(["started"], folder)
+        await wait_for_warning(pilot)
+        await wait_until_idle(pilot)
+        assert pilot.app.screen is not opened
+        assert "a-run" in visible_text(pilot, "#title") and "loading torch" in visible_text(pilot, "#progress")
+        assert "No data yet" not in visible_text(pilot, "#chart-0")
+        [launched] = app.pending_runs
+        let_go(app)
+        await wait_until(pilot, lambda: pilot.app.screen is opened)
+        launched.process.kill()
+        launched.process.wait()
+
+    drive(app, act)
+
+
+def test_screen_of_start_stops_run(app: GputrainApp) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app.launch(["started"])
         await wait_for_warning(pilot)
         await press(pilot, "s", "down", "enter")
-        await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#launch-state"))
+        await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#progress"))
 
     drive(app, act)
 
@@ -181,12 +205,12 @@ def test_app_reports_start_whose_screen_was_left(
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], Any]]:
     """Arguments and titles of the runs that the app starts, instead of the runs."""
-    calls: list[tuple[list[str], str]] = []
+    calls: list[tuple[list[str], Any]] = []
 
-    def launch(app: GputrainApp, arguments: Sequence[str], runs_dir: Any = None, title: str = "") -> bool:
-        calls.append((list(arguments), title))
+    def launch(app: GputrainApp, arguments: Sequence[str], resumed: Any = None) -> bool:
+        calls.append((list(arguments), resumed))
         return True
 
     monkeypatch.setattr(GputrainApp, "launch", launch)
@@ -199,7 +223,7 @@ def add_checkpoint(run: RunFolder) -> None:
 
 
 def test_resume_of_finished_run_names_the_command(
-    demo_runs_folder: Path, launches: list[tuple[list[str], str]]
+    demo_runs_folder: Path, launches: list[tuple[list[str], Any]]
 ) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app: Any = pilot.app
