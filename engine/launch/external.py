@@ -34,7 +34,6 @@ from engine.launch.handshake import (
     continue_run_of_agents,
     exit_code_of_rank_0,
     handshake,
-    heartbeat,
     share_exit_code,
     wait_for_message,
 )
@@ -69,7 +68,7 @@ from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
 from engine.runs.sinks import Sink
 from engine.training.job import Job, RunResult, StartMethod
-from engine.utils.errors import CodedError, Problem, UsageError, raise_if_any
+from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, die_with_parent, exit_now
 
@@ -117,10 +116,6 @@ class _ConnectedRank(_ExternalRank):
             exit_code_of_rank_0(self.store)
 
 
-class _RendezvousError(CodedError):
-    """The rank could not connect to the other ranks; the message says why."""
-
-
 def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], listener: Listener) -> int:
     """Train as one rank that torchrun or srun started, and return the exit code.
 
@@ -144,17 +139,10 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     except AlreadyFinishedError:
         code = ExitCode.FINISHED
         this_rank.share_exit_code(code)
-    except _RendezvousError as error:
-        reason = f"rank {this_rank.rank} could not connect to the other ranks: {error}"
-        print(Problem("", reason, code=error.code), file=sys.stderr)
-        code = ExitCode.FAILED
-    except PeerFailedError as error:
+    except (PeerFailedError, OwnershipLostError) as error:
         print(f"error: {error}", file=sys.stderr)
         code = ExitCode.FAILED
         this_rank.share_exit_code(code)
-    except OwnershipLostError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = ExitCode.FAILED
     except KeyboardInterrupt:
         print(Problem("", f"rank {this_rank.rank} was stopped before the run began", code="stopped"), file=sys.stderr)
         code = ExitCode.STOPPED
@@ -173,16 +161,14 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
 
 def _run(this_rank: _ConnectedRank, requested: Requested) -> ExitCode:
     """The steps of `training.run_training`, on all ranks together."""
-    # Ends before the training, whose DataLoader workers are forked and must not inherit the thread.
-    with heartbeat(this_rank.store, this_rank.rank):
-        requested = replace(requested, request=with_input_keys(_agree_on_request(this_rank, requested)))
-        granted, preflight = _run_preflight_on_all_ranks(this_rank, requested)
-        if this_rank.rank == 0:
-            run = begin_training(granted, preflight)
-            job = make_job(run, preflight)
-            send(this_rank.store, "job", PreparedJob.of(job))
-        else:
-            run, job = _receive_job(this_rank, granted, preflight)
+    requested = replace(requested, request=with_input_keys(_agree_on_request(this_rank, requested)))
+    granted, preflight = _run_preflight_on_all_ranks(this_rank, requested)
+    if this_rank.rank == 0:
+        run = begin_training(granted, preflight)
+        job = make_job(run, preflight)
+        send(this_rank.store, "job", PreparedJob.of(job))
+    else:
+        run, job = _receive_job(this_rank, granted, preflight)
     prepare_environment(job.plan, os.environ)
     result = _train(this_rank, run, replace(job, start_method=this_rank.start_method))
     if this_rank.rank > 0:
@@ -196,7 +182,7 @@ def _under_torchrun() -> bool:
 
 
 def _connect(this_rank: _ExternalRank, request: RunRequest) -> _ConnectedRank:
-    """Open the store of the ranks, restricted to this attempt. Raises UsageError and _RendezvousError."""
+    """Open the store of the ranks, restricted to this attempt. Raises UsageError and PeerFailedError."""
     rank_info, stop_flag = this_rank.rank_info, this_rank.stop_flag
     if problems := request.problems:
         # Before the rendezvous, which imports torch. Rank 0 adds what else its own host refuses.
@@ -205,7 +191,8 @@ def _connect(this_rank: _ExternalRank, request: RunRequest) -> _ConnectedRank:
         store = open_store(request.config, rank_info)
     except (RuntimeError, ValueError) as error:
         cause = find_cause(error)
-        raise _RendezvousError(cause.reason, code=cause.code) from error
+        reason = f"rank {rank_info.rank} could not connect to the other ranks: {cause.reason}"
+        raise PeerFailedError(reason, code=cause.code) from error
     import torch.distributed as dist
 
     name, announcements = handshake(store, rank_info, stop_flag)
@@ -246,18 +233,17 @@ def _run_preflight_on_all_ranks(this_rank: _ConnectedRank, requested: Requested)
         raise
     except BaseException as error:
         if this_rank.rank > 0:
-            stopped = isinstance(error, KeyboardInterrupt)
-            # Rank 0 hosts the store: if the store is gone, rank 0 has exited.
-            with suppress(RuntimeError):
-                share_preflight(rank_info, store, stopped=stopped, failure=find_cause(error).reason)
+            cause = "it was stopped" if isinstance(error, KeyboardInterrupt) else find_cause(error).reason
+            reason = f"rank {this_rank.rank} failed in the preflight: {cause}"
+            share_preflight(rank_info, store, [Problem("", reason, code="rank-failed")])
         raise
     plan = preflight.plan
     capability = None if plan is None else plan.capability
     if this_rank.rank > 0:
-        with suppress(RuntimeError):
-            share_preflight(rank_info, store, preflight.problems, capability=capability)
+        share_preflight(rank_info, store, preflight.problems, capability)
         return grants[-1], preflight
     others = collect_preflights(rank_info, store, stop_flag)
+    this_rank.check_stop()
     raise_if_any(merge_problems(preflight.problems, others))
     if plan is not None:
         lowest = lowest_capability([capability, *(other.capability for other in others)])

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from engine.training.job import Job
 
 STORE_POLL_SECONDS = 0.05
-HEARTBEAT_POLLS = 20  # number of polls between two readings of the sender's heartbeat
 EXIT_TIMEOUT_SECONDS = 5.0  # a rank that exits before the run began waits this long for the others
 EXIT_CODE_KEY = "rank_0_exit_code"
 RECEIVED_KEY = "rank_0_exit_code/received"
@@ -94,29 +91,6 @@ class PreparedJob(Record, frozen=True, kw_only=True):
         )
 
 
-@contextmanager
-def heartbeat(store: Store, rank: int) -> Iterator[None]:
-    """Renew the heartbeat of this rank from a thread, so that ranks that wait for this one detect its death."""
-    stopped = threading.Event()
-    # A store serves one thread.
-    thread_store = store.clone()
-    thread_store.set_timeout(timedelta(seconds=store_timeout_s(store)))
-
-    def renew() -> None:
-        with suppress(RuntimeError):
-            # Once rank 0 has ended, a write would create the file of its FileStore again.
-            while not stopped.wait(store_timeout_s(store) / 4) and not thread_store.check([EXIT_CODE_KEY]):
-                thread_store.add(f"heartbeat/{rank}", 1)
-
-    thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join(EXIT_TIMEOUT_SECONDS)
-
-
 def agent_id() -> str:
     """Return a globally unique name of the process that started this one, torchrun's agent."""
     pid = os.getppid()
@@ -124,11 +98,11 @@ def agent_id() -> str:
 
 
 def wait_for_key(store: Store, key: str, stop_flag: SignalHandler, sender: int = 0) -> str:
-    """Return the value that rank `sender` sets, without a time limit: that rank may wait for GPUs.
+    """Return the value that rank `sender` sets.
 
-    Raises PeerFailedError if its heartbeat does not change for `device.timeout` seconds, KeyboardInterrupt if this
-    process receives a stop request, RankZeroEndedError if rank 0 ends first, and UsageError if the store is gone."""
-    polls, last_heartbeat, timeout_s = 0, b"", store_timeout_s(store)
+    Raises PeerFailedError after `device.timeout` seconds, KeyboardInterrupt if this process receives a stop request,
+    RankZeroEndedError if rank 0 ends first, and UsageError if the store is gone."""
+    polls, timeout_s = 0, store_timeout_s(store)
     try:
         while not store.check([key]):
             if stop_flag.is_set:
@@ -137,15 +111,10 @@ def wait_for_key(store: Store, key: str, stop_flag: SignalHandler, sender: int =
                 raise RankZeroEndedError(_receive_exit_code(store))
             # Counts polls instead of seconds: Slurm may suspend all ranks for hours.
             polls += 1
-            if polls % HEARTBEAT_POLLS == 0 and store.check([f"heartbeat/{sender}"]):
-                current_heartbeat = store.get(f"heartbeat/{sender}")
-                if current_heartbeat != last_heartbeat:
-                    polls, last_heartbeat = 0, current_heartbeat
             if polls * STORE_POLL_SECONDS > timeout_s:
+                what = key.partition("/")[0]
                 raise PeerFailedError(
-                    f"rank {sender} stopped responding before the run began: no heartbeat for {timeout_s:g} s "
-                    "(device.timeout)",
-                    code="timed-out",
+                    f"rank {sender} did not send its {what} within {timeout_s:g} s (device.timeout)", code="timed-out"
                 )
             time.sleep(STORE_POLL_SECONDS)
         return store.get(key).decode()

@@ -17,11 +17,12 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.config.precision import Capability
 from engine.distributed.failures import describe_failure, root_cause
-from engine.distributed.messages import HostProblems, PeerFailedError, decode_message, send
+from engine.distributed.messages import HostProblems, decode_message, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import (
     Heartbeat,
@@ -62,12 +63,8 @@ class NodeGpus(Record, frozen=True, kw_only=True):
 
 
 class HostPreflight(HostProblems, frozen=True, kw_only=True):
-    """The preflight of a rank: `stopped` if it received a stop request, `failure` is the cause of an exception.
+    """The preflight of a rank. `capability` is the lowest compute capability of its GPUs; None on the CPU."""
 
-    `capability` is the lowest compute capability of its GPUs; None on the CPU."""
-
-    stopped: bool = False
-    failure: str = ""
     capability: tuple[Count, Count] | None = None
 
 
@@ -114,35 +111,21 @@ def allocate_node_gpus(
 
 
 def share_preflight(
-    rank_info: RankInfo,
-    store: Store,
-    problems: Sequence[Problem] = (),
-    *,
-    capability: Capability | None = None,
-    stopped: bool = False,
-    failure: str = "",
+    rank_info: RankInfo, store: Store, problems: Sequence[Problem], capability: Capability | None = None
 ) -> None:
     """Send the result of this rank's preflight to rank 0."""
-    host = socket.gethostname()
-    result = HostPreflight(host=host, problems=tuple(problems), stopped=stopped, failure=failure, capability=capability)
-    send(store, f"preflight/{rank_info.rank}", result)
+    result = HostPreflight(host=socket.gethostname(), problems=tuple(problems), capability=capability)
+    # Rank 0 hosts the store: if the store is gone, rank 0 has exited.
+    with suppress(RuntimeError):
+        send(store, f"preflight/{rank_info.rank}", result)
 
 
 def collect_preflights(rank_info: RankInfo, store: Store, stop_flag: SignalHandler) -> list[HostPreflight]:
-    """Return the preflights of all ranks but rank 0, which calls this.
-
-    Raises KeyboardInterrupt if one of the ranks received a stop request, and PeerFailedError if one failed."""
-    results: list[HostPreflight] = []
-    for rank in range(1, rank_info.world_size):
-        result = wait_for_message(store, f"preflight/{rank}", HostPreflight, stop_flag, rank)
-        if result.stopped:
-            raise KeyboardInterrupt
-        if result.failure:
-            raise PeerFailedError(
-                f"rank {rank} failed in the preflight: {result.failure} (on {result.host})", code="rank-failed"
-            )
-        results.append(result)
-    return results
+    """Return the preflights of all ranks but rank 0, which calls this. Raises as `wait_for_message` does."""
+    return [
+        wait_for_message(store, f"preflight/{rank}", HostPreflight, stop_flag, rank)
+        for rank in range(1, rank_info.world_size)
+    ]
 
 
 POLL_SECONDS = 0.5
@@ -150,14 +133,6 @@ STORE_POLL_SECONDS = 0.05
 # One failure ends all ranks, but not at the same moment: their last heartbeats differ by the time of a step.
 COMPARE_SECONDS = 5.0
 RECORD_TIMEOUT_SECONDS = 5.0
-
-
-class StalledRank(Record, frozen=True):
-    """A rank of a run without progress: the UUID of its GPU or "cpu", and its last heartbeat, None until the watchdog
-    of the rank has sent this."""
-
-    device: str
-    heartbeat: Heartbeat | None
 
 
 def watchdog_thread(
@@ -172,8 +147,7 @@ def watchdog_thread(
         limit_s = COMPARE_SECONDS + RECORD_TIMEOUT_SECONDS
         threading.Timer(limit_s, os._exit, [ExitCode.FAILED]).start()
         faulthandler.dump_traceback()
-        stalled = share_stall(StalledRank(device, heartbeats[0]), rank_info, store)
-        failure = stall_failure(stalled, rank_info, watchdog.timeout_s)
+        failure = stall_failure(share_stall(device, heartbeats[0], rank_info, store), rank_info, watchdog.timeout_s)
         print(describe_failure(failure), file=sys.stderr)
         if recorder is not None:
             record_result(RunResult("failed", failure), recorder)
@@ -185,51 +159,51 @@ def watchdog_thread(
     return threading.Thread(target=watch, name="watchdog", daemon=True)
 
 
-def share_stall(this_rank: StalledRank, rank_info: RankInfo, store: Store) -> dict[int, StalledRank]:
-    """Publish the last heartbeat of this rank, and return what all ranks have published by then.
+@dataclass
+class Stall:
+    """The ranks of a run without progress: UUID of the GPU or "cpu" of each, and the last heartbeats of those whose
+    watchdogs have sent them."""
 
-    Waits up to `COMPARE_SECONDS`. Returns only this rank if the store does not respond."""
-    stalled = {rank_info.rank: this_rank}
+    devices: dict[int, str]
+    heartbeats: dict[int, Heartbeat]
+
+
+def share_stall(device: str, heartbeat: Heartbeat, rank_info: RankInfo, store: Store) -> Stall:
+    """Publish the last heartbeat of this rank, and return what all ranks have published within `COMPARE_SECONDS`.
+
+    Returns only this rank if the store does not respond."""
+    stall = Stall({rank_info.rank: device}, {rank_info.rank: heartbeat})
+
+    def exchange() -> None:
+        # A RuntimeError means that the host of the store has exited.
+        with suppress(RuntimeError):
+            send(store, f"stalled/{rank_info.rank}", heartbeat)
+            stall.devices |= {rank: store.get(f"device/{rank}").decode() for rank in range(rank_info.world_size)}
+            while missing := stall.devices.keys() - stall.heartbeats.keys():
+                for rank in missing:
+                    if store.check([key := f"stalled/{rank}"]):
+                        stall.heartbeats[rank] = decode_message(store.get(key), key, Heartbeat)
+                time.sleep(STORE_POLL_SECONDS)
+
     # The host of the store may be the process that hangs, and a call of the store can block for `device.timeout`.
-    thread = threading.Thread(target=_exchange_heartbeats, args=(stalled, rank_info, store), daemon=True)
+    thread = threading.Thread(target=exchange, daemon=True)
     thread.start()
     thread.join(COMPARE_SECONDS)
-    return dict(sorted(stalled.items()))
+    return stall
 
 
-def _exchange_heartbeats(stalled: dict[int, StalledRank], rank_info: RankInfo, store: Store) -> None:
-    """Publish the heartbeat of this rank, and add the other ranks to `stalled` until all have published theirs."""
-    deadline = time.monotonic() + COMPARE_SECONDS
-    this_rank, missing = stalled[rank_info.rank], set(range(rank_info.world_size)) - {rank_info.rank}
-    # A RuntimeError means that the host of the store has exited.
-    with suppress(RuntimeError):
-        send(store, f"stalled/{rank_info.rank}", this_rank)
-        while missing and time.monotonic() < deadline:
-            for rank in missing:
-                stalled[rank] = _read_stalled_rank(rank, store)
-            missing = {rank for rank in missing if stalled[rank].heartbeat is None}
-            time.sleep(STORE_POLL_SECONDS)
-
-
-def _read_stalled_rank(rank: int, store: Store) -> StalledRank:
-    if not store.check([key := f"stalled/{rank}"]):
-        return StalledRank(store.get(f"device/{rank}").decode(), None)
-    return decode_message(store.get(key), key, StalledRank)
-
-
-def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_s: float) -> RankFailed:
+def stall_failure(stall: Stall, rank_info: RankInfo, timeout_s: float) -> RankFailed:
     """Return the failure of a rank that holds up the others; prefer this rank if it is one of several.
 
     Ranks that have published no heartbeat hold up the others; if all have published one, the ranks that lag do."""
-    late = [rank for rank, stall in stalled.items() if stall.heartbeat is None]
-    late = late or lagging_ranks({rank: stall.heartbeat for rank, stall in stalled.items() if stall.heartbeat})
+    heartbeats = dict(stall.heartbeats)
+    late = sorted(stall.devices.keys() - heartbeats.keys() or lagging_ranks(heartbeats))
     rank = rank_info.rank if rank_info.rank in late else late[0]
-    device, heartbeat = stalled[rank].device, stalled[rank].heartbeat
     details = ["this rank did not respond"]
-    if heartbeat is not None:
-        details = [describe_progress(heartbeat), "its traceback is on stderr"]
-    cause = describe_stall(f"no progress for {timeout_s:g} s (run.watchdog)", late, len(stalled), *details)
-    return RankFailed(rank=rank, device=device, cause=cause, code="rank-hung")
+    if rank in heartbeats:
+        details = [describe_progress(heartbeats[rank]), "its traceback is on stderr"]
+    cause = describe_stall(f"no progress for {timeout_s:g} s (run.watchdog)", late, len(stall.devices), *details)
+    return RankFailed(rank=rank, device=stall.devices[rank], cause=cause, code="rank-hung")
 
 
 def publish_failure(failure: RankFailed, store: Store) -> None:

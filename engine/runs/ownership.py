@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -27,7 +27,7 @@ from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.root import LAST_RUN, is_run_folder
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import overwrite_record, replace, write_record
-from engine.utils.errors import CodedError, UsageError
+from engine.utils.errors import CodedError, UsageError, file_errors
 from engine.utils.files import file_size
 from engine.utils.host import nearest_existing
 from engine.utils.locks import OwnerLock
@@ -250,11 +250,8 @@ def check_claim(root: Path, name: str | None, *, resume: bool, trust_owner: bool
     if name is not None and os.path.lexists(root / name):
         raise _name_in_use(root, name)
     _check_name(name)
-    try:
-        with tempfile.TemporaryFile(dir=nearest_existing(root)):
-            return None
-    except OSError as error:
-        raise _not_writable(root, error) from error
+    with _making_folder(root), tempfile.TemporaryFile(dir=nearest_existing(root)):
+        return None
 
 
 def claim_run(
@@ -274,7 +271,7 @@ def claim_run(
     is_new = name is None or not resume or not is_run_folder(root / name)
     if is_new:
         _check_name(name)
-    try:
+    with _making_folder(root):
         new_parents = [parent for parent in (root, *root.parents) if not parent.exists()]
         root.mkdir(parents=True, exist_ok=True)
         path = _create_run_folder(root, name, stem) if is_new else root / str(name)
@@ -288,8 +285,6 @@ def claim_run(
                 # Only an empty folder, which was created here.
                 path.rmdir()
             raise
-    except OSError as error:
-        raise _not_writable(root, error) from error
     # What an earlier owner may have left: unread requests and incomplete checkpoints.
     for _ in consume_requests(folder.control):
         pass
@@ -328,7 +323,5 @@ def _name_in_use(root: Path, name: str) -> UsageError:
     return UsageError.one("run.name", f"the run {name} already exists in {root}", advice, code="name-in-use")
 
 
-def _not_writable(root: Path, error: OSError) -> UsageError:
-    return UsageError.one(
-        "runs folder", f"{root} cannot be written to: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE, code="not-writable"
-    )
+def _making_folder(root: Path) -> AbstractContextManager[None]:
+    return file_errors("runs folder", f"{root} cannot be written to", OTHER_RUNS_FOLDER_ADVICE, code="not-writable")

@@ -25,9 +25,8 @@ from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase, Watchdog
 from engine.gpus.selection import CudaDevice
 from engine.launch import external, handshake
 from engine.launch import node as external_failures
-from engine.launch.handshake import continue_run_of_agents, heartbeat, wait_for_key
+from engine.launch.handshake import continue_run_of_agents
 from engine.launch.node import (
-    StalledRank,
     collect_preflights,
     find_root_cause,
     publish_failure,
@@ -175,18 +174,6 @@ def test_run_reports_torchrun_only_with_its_variables(
     assert f"start method       {start_method}\n" in done.stdout
 
 
-def test_wait_for_key_has_no_limit_while_sender_renews_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "STORE_POLL_SECONDS", 0.01)
-    store = store_with_timeout(0.5)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(wait_for_key, store, "job", SignalHandler())
-        with heartbeat(store, rank=0):
-            time.sleep(1.5)
-            assert not waiting.done()
-        with raises_problem("timed-out", None, " 0 ", "0.5 s", "device.timeout", kind=PeerFailedError):
-            waiting.result(timeout=5)
-
-
 def test_handshake_of_interrupted_rank_0_answers_other_ranks() -> None:
     store, stop_flag = HashStore(), SignalHandler()
     stop_flag.handle_signal(signal.SIGTERM)
@@ -215,13 +202,6 @@ def test_handshake_ends_without_other_ranks() -> None:
         handshake.handshake(store_with_timeout(0.3), RankInfo(1, 2, 1, 2), SignalHandler())
 
 
-def test_collect_preflights_raises_failure_of_another_rank() -> None:
-    store = HashStore()
-    share_preflight(RankInfo(1, 2, 1, 2), store, failure="OSError: bad disk")
-    with raises_problem("rank-failed", None, " 1 ", "OSError: bad disk", kind=PeerFailedError):
-        collect_preflights(RankInfo(0, 2, 0, 2), store, SignalHandler())
-
-
 def test_rank_0_plans_with_the_lowest_capability_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = CudaDevice(0, "GPU-0", "made up", 0, capability=(8, 0))
     request = RunRequest(resolve_config("digits", ["device.gpus=0", "precision.amp=auto"]).config, tmp_path, "x")
@@ -230,7 +210,7 @@ def test_rank_0_plans_with_the_lowest_capability_of_all_ranks(tmp_path: Path, mo
     assert planned.amp.level == "bf16"
     monkeypatch.setattr(external, "run_preflight", lambda *_: planned)
     store = HashStore()
-    share_preflight(RankInfo(1, 2, 0, 1), store, capability=(7, 0))
+    share_preflight(RankInfo(1, 2, 0, 1), store, [], (7, 0))
     rank_0 = external._ConnectedRank(RankInfo(0, 2, 0, 1), "torchrun", SignalHandler(), store, [])
     _, preflight = external._run_preflight_on_all_ranks(rank_0, Owner(request).requested)
     assert preflight.plan is not None and preflight.plan.capability == (7, 0)
@@ -289,8 +269,7 @@ def report(
 ) -> RankFailed:
     time.sleep(delay_s)
     rank_info = RankInfo(rank, world_size, rank, world_size)
-    stalled = share_stall(StalledRank(f"GPU-{rank}", heartbeat), rank_info, store)
-    return stall_failure(stalled, rank_info, 600.0)
+    return stall_failure(share_stall(f"GPU-{rank}", heartbeat, rank_info, store), rank_info, 600.0)
 
 
 @pytest.mark.parametrize("delays_s", [(0.0, 0.2), (0.2, 0.0)], ids=["waiting rank first", "hung rank first"])
