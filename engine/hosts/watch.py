@@ -56,9 +56,9 @@ MAX_WORDS_BYTES = 1 << 12
 MAX_BYTES_PER_TICK = 1 << 23
 """More keeps this thread from serving other hosts. The first word of a host with long runs has one MiB."""
 # What ssh says when it would ask for something; it has no exit codes for that.
-_ASKS = (b"Permission denied", b"Host key verification failed")
+ASKS = (b"Permission denied", b"Host key verification failed")
 # sshd may lock out who fails to log in again and again, so this waits for a person.
-_WAITS_FOR_PERSON = _ASKS[0]
+_WAITS_FOR_PERSON = ASKS[0]
 _NOT_FOUND = 127  # exit code of a shell
 NO_RUNS = "its runs are unknown: the gputrain there is older"
 # GPUs come through stdout and runs through stderr: lines of two programs mix in one pipe, pipe(7).
@@ -314,7 +314,7 @@ class _Link:
 
     def _fail(self, reason: str, selector: selectors.BaseSelector) -> None:
         """End the connection, and say why."""
-        must_ask = not self._has_started and any(words in self._words for words in _ASKS)
+        must_ask = not self._has_started and any(words in self._words for words in ASKS)
         is_refused = must_ask and _WAITS_FOR_PERSON in self._words
         pause_s = PAUSES_SECONDS[min(self._failures, len(PAUSES_SECONDS) - 1)]
         self._failures += 1

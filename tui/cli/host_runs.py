@@ -15,15 +15,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from engine.hosts.channel import (
+    SSH_FAILED,
     START_MARKER,
     HostUnreachableError,
     check_host_name,
     failure_words,
+    remote_command,
     remote_script,
     run_on,
     ssh_argv,
@@ -31,6 +33,7 @@ from engine.hosts.channel import (
 )
 from engine.hosts.placement import MESSAGE_MARKER, RemoteRequest, gputrain_lines, messages_of, start_on
 from engine.hosts.reading import parse_run
+from engine.hosts.watch import ASKS
 from engine.runs.root import runs_root
 from engine.runs.run_row import RunRow
 from engine.utils.codec import InvalidRecordError
@@ -39,6 +42,7 @@ from engine.utils.exit_codes import CommandExit, ExitCode
 from engine.utils.text import printable
 from tui.cli.console import exit_on_usage_error, print_error
 from tui.cli.run_command import split_command
+from tui.cli.terminal import is_on_terminal, plain_commands, require_terminal
 
 if TYPE_CHECKING:
     from engine.launch.request import RunRequest
@@ -49,6 +53,7 @@ COMMANDS = frozenset({
     "runs checkpoint", "runs continue", "runs delete", "runs pause", "runs show",
 })  # fmt: skip
 """The commands that take HOST:RUN."""
+T = TypeVar("T")
 SCREEN_OPTIONS = ("--detach", "--headless")
 MAX_LINE_BYTES = 1 << 16
 # The first of these with which a part of the command ends is the exit code.
@@ -88,7 +93,7 @@ def start_elsewhere(
         copies=copies,
     )
     try:
-        started = start_on(place, remote)
+        started = _with_questions(place, lambda: start_on(place, remote))
     except HostUnreachableError as error:
         print_error(Problem("", str(error), code=error.code))
         raise typer.Exit(CommandExit.FAILED if remote.is_command else ExitCode.FAILED) from error
@@ -97,6 +102,20 @@ def start_elsewhere(
     if started.code:
         raise typer.Exit(started.code)
     typer.echo(f"{started.host}:{started.name}")
+
+
+def _with_questions(host: str, act: Callable[[], T]) -> T:
+    """Return what an action on a host returns. If ssh would ask for a password or a new host key, it does so on a
+    terminal, and the action shares that connection. Raises HostUnreachableError."""
+    try:
+        return act()
+    except HostUnreachableError as error:
+        if not is_on_terminal() or not any(words.decode() in str(error) for words in ASKS):
+            raise
+        with start_ssh(ssh_argv(host, remote_command(["true"], marker=False), ask=True), stdout=sys.stderr) as process:
+            if process.wait() == SSH_FAILED:
+                raise
+    return act()
 
 
 def _without_place(words: Sequence[str]) -> list[str]:
@@ -130,15 +149,15 @@ def run_on_hosts(ctx: Any, words: Sequence[str], run_here: Callable[[], object])
     do that."""
     names: list[str] = ctx.params.get("runs") or [ctx.params["run"]]
     places = {name: place for name in names if (place := split_host(name)) is not None}
-    if not places:
-        return False
-    command, hosts = ctx.command_path.partition(" ")[2], list(dict.fromkeys(host for host, _ in places.values()))
-    here = [name for name in names if name not in places]
-    is_spread = len(hosts) > 1 or bool(here)
-    if command == "compare" and is_spread:
+    command, here = ctx.command_path.partition(" ")[2], [name for name in names if name not in places]
+    runs = dict[str, list[str]]()
+    for host, run in places.values():
+        runs.setdefault(host, []).append(run)
+    is_spread = len(runs) > 1 or bool(here)
+    if not runs or (command == "compare" and is_spread):
         return False
     if command not in COMMANDS:
-        host, run = places[names[0]] if names[0] in places else next(iter(places.values()))
+        [host, run] = next(iter(places.values()))
         line = shlex.join(["ssh", host, "gputrain", *command.split(), run])
         raise UsageError.one(f"{host}:{run}", f"{command} takes runs of this host; there: {line}", code="not-supported")
     if is_spread and command == "attach":
@@ -148,11 +167,12 @@ def run_on_hosts(ctx: Any, words: Sequence[str], run_here: Callable[[], object])
         raise UsageError.one(
             "--json", "prints the runs of one host; name those of each in a line", code="not-supported"
         )
-    lines = {host: [*command.split(), *_words_for(host, words, places)] for host in hosts}
+    lines = {host: [*command.split(), *_words_for(host, words, places)] for host in runs}
     if command == "attach":
-        _attach(hosts[0], lines[hosts[0]], names)
+        [host] = runs
+        _attach(host, lines[host], runs[host], names)
+    sent = [HostCommand(host, lines[host], found, is_spread=is_spread) for host, found in runs.items()]
     codes = list[int]()
-    sent = [HostCommand(host, line, _runs_of(host, places), is_spread=is_spread) for host, line in lines.items()]
     if here:
         ctx.params["runs"] = here
         try:
@@ -161,12 +181,8 @@ def run_on_hosts(ctx: Any, words: Sequence[str], run_here: Callable[[], object])
             codes.append(0)
         except typer.Exit as end:
             codes.append(end.exit_code)
-    codes += [each.wait() for each in sent]
+    codes += [each.finish() for each in sent]
     raise typer.Exit(next((code for code in WORST_CODES if code in codes), max(codes)))
-
-
-def _runs_of(host: str, places: Mapping[str, tuple[str, str]]) -> list[str]:
-    return [run for own_host, run in places.values() if own_host == host]
 
 
 def _words_for(host: str, words: Sequence[str], places: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -209,11 +225,9 @@ def read_host_run(reference: str) -> RunRow | None:
     return row._replace(name=f"{host}:{row.name}", formats=("record",) if row.record.command else ())
 
 
-def _attach(host: str, words: Sequence[str], runs: Sequence[str]) -> None:
+def _attach(host: str, words: Sequence[str], runs: Sequence[str], names: Sequence[str]) -> None:
     """Replace this process by the screen of a host. Raises UsageError without a terminal."""
-    from tui.cli.terminal import plain_commands, require_terminal
-
-    require_terminal(*plain_commands(runs, None))
+    require_terminal(*plain_commands(names, None))
     script = host_script(host, runs, marks=False)
     argv = ssh_argv(host, remote_script(script, words, marker=False), terminal=True, ask=True)
     sys.stdout.flush()
@@ -224,53 +238,63 @@ class HostCommand:
     """A command of gputrain on a host, which prints here what it prints there."""
 
     def __init__(self, host: str, words: Sequence[str], runs: Sequence[str], *, is_spread: bool) -> None:
-        self._host, self._code = host, int(ExitCode.FAILED)
-        self._fault: OSError | None = None
+        self._host = host
+        self._result: int | Exception = ExitCode.FAILED
         self._prefix = f"{host}: " if is_spread else ""
         if words[0] == "resume":
             words = ["resume", "--detach", *(word for word in words[1:] if word not in SCREEN_OPTIONS)]
             self._prefix = f"{host}:"
         columns = f"export COLUMNS={shutil.get_terminal_size().columns}; " if sys.stdout.isatty() else ""
         self._script = remote_script(columns + host_script(host, runs), words)
+        self._thread: threading.Thread | None = None
+        self._start()
+
+    def _start(self) -> None:
         # ssh ends with the thread that starts it.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wait(self) -> int:
+    def finish(self) -> int:
         """Wait for its end, and return its exit code. Raises OSError if its output cannot be printed."""
+        try:
+            return _with_questions(self._host, self._wait)
+        except HostUnreachableError as error:
+            print_error(Problem("", str(error), code=error.code))
+            return ExitCode.FAILED
+
+    def _wait(self) -> int:
+        if self._thread is None:
+            self._start()
+        assert self._thread is not None  # noqa: S101 (just started)
         self._thread.join()
-        if self._fault is not None:
-            raise self._fault
-        return self._code
+        self._thread = None
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
 
     def _run(self) -> None:
         try:
-            process = start_ssh(
-                ssh_argv(self._host, self._script),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        except HostUnreachableError as error:
-            print_error(Problem("", str(error), code=error.code))
-            return
-        with process:
-            noise = list[bytes]()
+            self._result = self._send()
+        except (HostUnreachableError, OSError) as error:
+            self._result = error
+
+    def _send(self) -> int:
+        """Run the command, and return its exit code. Raises as `finish` does, and HostUnreachableError."""
+        argv, noise = ssh_argv(self._host, self._script), list[bytes]()
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with start_ssh(argv, stdin=subprocess.DEVNULL, **pipes) as process:
             errors = threading.Thread(target=self._copy, args=(process.stderr, MESSAGE_MARKER, noise, True))
             errors.start()
             try:
                 has_answered = self._copy(process.stdout, START_MARKER, [], False)
-            except OSError as error:
+            except OSError:
                 # Nobody reads on, as with `| head`.
-                self._fault = error
                 process.kill()
-                return
+                raise
             errors.join()
-            self._code = process.wait()
         if not has_answered:
-            self._code = ExitCode.FAILED
-            words = failure_words(b"".join(noise), process.returncode)
-            print_error(Problem("", f"{self._host}: {words}", code="unreachable"))
+            raise HostUnreachableError(f"{self._host}: {failure_words(b''.join(noise), process.returncode)}")
+        return process.returncode
 
     def _copy(self, stream: Any, marker: bytes, noise: list[bytes], is_error: bool) -> bool:
         """Print the lines behind a marker, and return whether there is one. The last line before is in `noise`."""
