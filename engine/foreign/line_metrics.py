@@ -37,15 +37,14 @@ MAX_TEXT_LENGTH = 400  # before a number; it is prose
 MAX_OBJECTS = 40  # of a line
 MAX_PLANS = 2048
 
+# The first character comes first, so that `re` skips all others at once.
 _NUMBER = re.compile(
-    r"(?<![\w@.])(?<!\w-)([-+]?(?>"
-    r"\d{1,3}(?:,\d{3}){1,6}+(?![\d,])(?:\.\d++)?"
-    r"|(?<!\d,)\d++,\d++(?![\d,.])"
-    r"|1\.\#(?:QNAN|SNAN|IND|INF)\w*+"
-    r"|(?:\d++(?:\.\d*+)?|\.\d++)(?:e[-+]?\d++)?"
-    r"|nan(?:\(\w{1,8}\))?(?![a-z_])|inf(?:inity)?(?![a-z_])"
-    r"))(?!\.\d)",
-    re.IGNORECASE,
+    r"([-+.\dnNiI](?<![\w@.].)(?<!\w-.)(?:(?<=[-+])[.\dnNiI])?(?>"
+    r"(?<=\d)(?:\d{0,2}(?:,\d{3}){1,6}+(?![\d,])(?:\.\d++)?|(?<!\d,\d)\d*+,\d++(?![\d,.])"
+    r"|(?<=1)\.\#(?i:QNAN|SNAN|IND|INF)\w*+|\d*+(?:\.\d*+)?(?:[eE][-+]?\d++)?)"
+    r"|(?<=\.)\d++(?:[eE][-+]?\d++)?"
+    r"|(?<=[nN])(?i:an)(?:\(\w{1,8}\))?(?![A-Za-z_])|(?<=[iI])(?i:nf(?:inity)?)(?![A-Za-z_])"
+    r"))(?!\.\d)"
 )
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _BLANKS = re.compile(r"[ \t]{2,}|\t")

@@ -5,36 +5,52 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
+from string import digits
+from typing import NamedTuple
 
-# All patterns read names in lower case, with `_` between the words of camel case.
-_RESULTS = re.compile(
-    r"(?<![a-z])(?:train|val|valid|test|eval)?"
-    r"(?:loss(?:es)?|m?logloss|acc|accuracy|prec|ap|map|f1|f1score|auc|roc_auc|auroc|recall|iou|miou|io_u|dice|psnr|ssim"
-    r"|bleu|rouge[l\d]?|meteor|wer|cer|mae|mse|rmse|mape|nll|ppl|perplexity|bpb|bpc|elbo|fid|x_?ent|cross_?entropy"
-    r"|ndcg|mrr|spearman|pearson|exact_match|lpips|kappa|mcc|pesq|stoi|si_?sdr|success_rate|win_rate|sps"
-    r"|error_rate|rew|rewards?|returns?|损失|准确率|奖励)"
-    r"(?![a-z])"
+
+def _set_of(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+# Names are read in lower case, with `_` between the words of camel case. A word is letters, apart from `f1`.
+_WORDS = re.compile(r"f1(?:score)?(?![a-z])|(?:l|rouge)[12](?![a-z])|[a-z]+|损失|准确率|奖励")
+# Words, and two words that follow each other, whatever is between them. `valloss`, too
+_RESULTS = frozenset(
+    source + word
+    for source in ("", "train", "val", "valid", "test", "eval")
+    for word in _set_of(
+        "loss losses logloss mlogloss acc accuracy prec ap map f1 f1score auc auroc recall iou miou io_u dice psnr ssim"
+        " bleu rouge rouge1 rouge2 rougel meteor wer cer mae mse rmse mape nll ppl perplexity bpb bpc elbo fid xent"
+        " x_ent crossentropy cross_entropy ndcg mrr spearman pearson exact_match lpips kappa mcc pesq stoi sisdr si_sdr"
+        " success_rate win_rate sps error_rate rew reward rewards return returns 损失 准确率 奖励"
+    )
 )
 # Results beside a position, a word for validation, or another result.
-_WEAK_RESULTS = re.compile(
-    r"(?<![a-z])(?:scores?|l1|l2|norm|objective|cost|episode_len(?:gth)?|ep_len|kl|entropy|error|err)(?![a-z])"
-)
+_WEAK_RESULTS = _set_of("score scores l1 l2 norm objective cost episode_len episode_length ep_len kl entropy error err")
 # A loss weight is no loss, and the value that it has in a configuration is no result.
-_NO_RESULTS = re.compile(
-    r"(?<![a-z])(?:weights?|scale|coeff?|coefficient|factor|lambda|alpha|beta|gamma|eps|threshold|thresh|target|margin|fn"
-    r"|func|type|clip(?=$|_(?:norm|value|grad|range))|every|freq|count|window|limit|mode|min_delta)(?![a-z])"
+_NO_RESULTS = _set_of(
+    "weight weights scale coef coeff coefficient factor lambda alpha beta gamma eps threshold thresh target margin fn"
+    " func type clip_norm clip_value clip_grad clip_range every freq count window limit mode min_delta"
 )
 # Names of a configuration. A line with more of them than of results shows arguments.
-_SETTINGS = re.compile(
-    r"(?<![a-z])(?:seed|decay|momentum|warmup|workers|smoothing|dropout|patience|interval(?!_)|epochs|size)(?![a-z])"
-)
-_RATES = re.compile(r"(?<![a-z])(?:lr|learning_rate)(?![a-z])")
-_HELD_OUT = re.compile(r"(?<![a-z])(?:val|valid|validation|validate|dev|cv|test|testing|eval|evaluation)(?![a-z])")
+_SETTINGS = _set_of("seed decay momentum warmup workers smoothing dropout patience epochs size")
+_RATES = _set_of("lr learning_rate")
+_HELD_OUT = _set_of("val valid validation validate dev cv test testing eval evaluation")
 # Positions, plans and processes are no metrics.
-_POSITIONS = re.compile(
-    r"(?:.*[/.])?(?:v_num|eta|progress|updates?|rank|pid|ip|gpu|device|world_size|(?:max_|num_|total_|micro_|valid_)?steps?|global_step"
-    r"|episodes?|(?:\w+_)?epochs?(?:_\w+)?|(?:max_)?iter|iterations?|(?:\w+_)?num_updates|(?:total_)?timesteps|batch|batch_?size|port|seed"
-    r"|version|line|remaining|remaining_time|elapsed|elapsed_time)"
+_POSITIONS = _set_of(
+    "v_num eta progress update updates rank pid ip gpu device world_size step steps max_step max_steps num_step"
+    " num_steps total_step total_steps micro_step micro_steps valid_step valid_steps global_step episode episodes iter"
+    " max_iter iteration iterations timestep timesteps total_timestep total_timesteps batch batchsize batch_size port"
+    " seed version line remaining remaining_time elapsed elapsed_time"
+)
+_EPOCHS = _set_of("epoch epochs")
+_ALL_WORDS = frozenset(
+    word
+    for terms in (_RESULTS, _WEAK_RESULTS, _SETTINGS, _RATES, _HELD_OUT, _POSITIONS, _EPOCHS, {"interval"})
+    for term in terms
+    for word in term.split("_")
 )
 _SOURCES = re.compile(
     r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validate|validating|dev|(?<!\[)cv)"
@@ -44,20 +60,61 @@ _SOURCES = re.compile(
 SPLIT_NAMES = ("split", "mode", "phase", "stage", "subset", "type", "event")
 """Names of the text in a row that says what its values were measured on."""
 MAX_LINE_CHARS = 400
-_FILLERS = frozenset({"avg", "average", "mean", "current", "running"})
+_FILLERS = _set_of("avg average mean current running")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 @lru_cache(maxsize=2048)
 def folded(name: str) -> str:
     """Return a name in lower case, with `_` between the words of camel case."""
-    return _CAMEL.sub("_", name).lower()
+    return name if name.islower() else _CAMEL.sub("_", name).lower()
+
+
+class _Meaning(NamedTuple):
+    """What a name may be that of."""
+
+    is_result: bool = False
+    is_weak_result: bool = False
+    is_setting: bool = False
+    is_rate: bool = False
+    is_held_out: bool = False
+    is_position: bool = False
+
+
+_NO_MEANING = _Meaning()
+
+
+@lru_cache(maxsize=4096)
+def _meaning(name: str) -> _Meaning:
+    text = folded(name)
+    words = _WORDS.findall(text)
+    if _ALL_WORDS.isdisjoint(words):
+        return _NO_MEANING
+    terms, last = _terms(words), words[-1]
+    is_clear = _NO_RESULTS.isdisjoint(terms) and last != "clip"
+    is_result, is_rate = is_clear and not _RESULTS.isdisjoint(terms), not _RATES.isdisjoint(terms)
+    # `valid/max_steps`, `epoch_start`, `valid_num_updates`
+    base = text.rpartition("/")[2].rpartition(".")[2]
+    is_position = base in _POSITIONS or base.endswith("num_updates") or not _EPOCHS.isdisjoint(base.split("_"))
+    return _Meaning(
+        is_result,
+        is_clear and (is_rate or not _WEAK_RESULTS.isdisjoint(terms)),
+        not _SETTINGS.isdisjoint(terms) or last == "interval",
+        is_rate,
+        not _HELD_OUT.isdisjoint(terms),
+        is_position and not is_result,
+    )
+
+
+def _terms(words: Sequence[str]) -> set[str]:
+    """Return words, and each two that follow each other."""
+    return {*words, *map("_".join, pairwise(words))}
 
 
 def may_be_metric(text: str) -> bool:
     """Whether a line has the name of a result before a number."""
-    match = _RESULTS.search(text.lower()) if len(text) <= MAX_LINE_CHARS else None
-    return match is not None and any(map(str.isdigit, text[match.end() :]))
+    last_digit = max(map(text.rfind, digits)) if len(text) <= MAX_LINE_CHARS else 0
+    return not _RESULTS.isdisjoint(_terms(_WORDS.findall(text[: max(last_digit, 0)].lower())))
 
 
 def joined(words: Sequence[str]) -> str:
@@ -66,37 +123,29 @@ def joined(words: Sequence[str]) -> str:
     return cleaned[0] if len(cleaned) == 1 else folded("_".join(cleaned))
 
 
-@lru_cache(maxsize=2048)
 def is_result(name: str) -> bool:
     """Whether a name is that of a loss, an accuracy or another result."""
-    words = folded(name)
-    return _RESULTS.search(words) is not None and _NO_RESULTS.search(words) is None
+    return _meaning(name).is_result
 
 
-@lru_cache(maxsize=2048)
 def is_held_out(name: str) -> bool:
     """Whether a name says that a metric was measured on other data than that of the training."""
-    return _HELD_OUT.search(name.lower()) is not None
+    return _meaning(name).is_held_out
 
 
-@lru_cache(maxsize=2048)
 def is_position(name: str) -> bool:
     """Whether a name is that of a step, an epoch, a plan or a process: never of a metric."""
-    return _POSITIONS.fullmatch(folded(name)) is not None and not is_result(name)
+    return _meaning(name).is_position
 
 
-@lru_cache(maxsize=2048)
 def is_setting(name: str) -> bool:
     """Whether a name is that of a configuration."""
-    return _SETTINGS.search(folded(name)) is not None
+    return _meaning(name).is_setting
 
 
-@lru_cache(maxsize=2048)
 def is_weak_result(name: str) -> bool:
     """Whether a name is that of a result beside a position or another result."""
-    words = folded(name)
-    is_named = _WEAK_RESULTS.search(words) is not None or _RATES.search(words) is not None
-    return is_named and _NO_RESULTS.search(words) is None
+    return _meaning(name).is_weak_result
 
 
 def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = False) -> bool:
@@ -108,9 +157,7 @@ def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = Fals
     if num_results or num_settings:
         return num_results >= max(num_settings, 1)
     weak = [name for name in names if is_weak_result(name)]
-    return bool(weak) and (
-        has_axis or ((has_source or any(map(is_held_out, weak))) and not _RATES.search(folded(weak[0])))
-    )
+    return bool(weak) and (has_axis or ((has_source or any(map(is_held_out, weak))) and not _meaning(weak[0]).is_rate))
 
 
 def source_of(text: str) -> str:
