@@ -51,6 +51,12 @@ _STEP = re.compile(
     r"[\s:=#\[(]{0,8}$",
     re.IGNORECASE,
 )
+_BEHIND_POSITION = " \t:=#[("
+# The ends of what the patterns find, which costs a tenth to know.
+_POSITION_ENDS = (
+    "epoch", "ep", "ep.", ")", "step", "steps", "iteration", "iterations", "iter", "iters", "it", "itr", "update",
+    "updates", "up.", "upd.", "batch", "round", "rounds", "episode", "episodes",
+)  # fmt: skip
 # `Val steps: 20` says how many there are.
 _NUM_STEPS = re.compile(r"[A-Za-z]{2,12} steps\W{1,4}$", re.IGNORECASE)
 _GLOBAL_STEPS = frozenset(
@@ -89,9 +95,11 @@ _SEPARATORS = " \t.:=->→"
 _SEPARATOR = re.compile(r"\s*(?:[:=]|->|→|\.{3,})\s*$|\s+is\s+$|\s-\s+$|\s+$")
 # `(ms)`, ` in s`
 _PARENTHESIS = re.compile(r"\s?\([\w/%., -]{1,24}\)$|\sin\s(?:[mun]?s|secs?|seconds|minutes|%)$")
-_HARD = re.compile(r"[,;|\[\]{}()<>\"]|  | -{1,2} |: ")
+# Up to the last of them
+_HARD = re.compile(r".*(?:[,;|\[\]{}()<>\"]|  | -{1,2} |: )")
 _HARD_START = re.compile(r"\s?(?:[,;|\](±]|\+/?-|  | -{1,2} |\.?\s?$)|\s:\s")
-_NAME_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_@./%+'-]*+|[^\W\d]++")
+_NAME_WORD = r"(?:[A-Za-z_][A-Za-z0-9_@./%+'-]*+|[^\W\d]++)"
+_NAME = re.compile(rf"{_NAME_WORD}(?: {_NAME_WORD})*")
 _SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|go|jl|rs|js|ts|java|lua|R)$")
 _LABEL = re.compile(r"(?:^|[\s|\[(])(\w{2,10})[:\])]{1,2}\s*$")
 # `Test (EMA): `
@@ -230,7 +238,10 @@ class _PlanMaker:
     def _read_position(self, number: int, preferred: list[list[StepNumber]]) -> int:
         """Take a number as a position, if it is one, and return how many numbers were read."""
         left, right = self._left[number], self._right[number]
-        total = number + 1 if number + 1 < self._count and _OF.match(right) else None
+        total = number + 1 if "/" in right and number + 1 < self._count and _OF.match(right) else None
+        has_name = left.rstrip(_BEHIND_POSITION).lower().endswith(_POSITION_ENDS)
+        if number and total is None and not has_name and right[:1] not in ("", ":", "%", "e", "i", "b"):
+            return 1
         length, scale = 2 if total is not None else 1, SCALES.get(right[:1], 1.0) if not right[1:2].isalpha() else 1.0
         if number == 0 and self._is_epoch_and_batch():
             self._plan.epoch, length = 0, 2
@@ -300,7 +311,7 @@ class _PlanMaker:
         """Whether a fraction is no value of a name, and not in parentheses behind one."""
         before = left.rstrip()
         if before.endswith((":", "=")):
-            return not _NAME_WORD.fullmatch(re.split(r"[\s,;|\[\](){}]", before[:-1].rstrip())[-1])
+            return not _NAME.fullmatch(re.split(r"[\s,;|\[\](){}]", before[:-1].rstrip())[-1])
         return not before.endswith(("(", "-", "/")) and (
             left != before or not (before[-1:].isalpha() or before[-1:] == ".")
         )
@@ -328,10 +339,8 @@ class _PlanMaker:
         if "]" in rest:
             self._group = ""
         self._others.append(rest)
-        if self._label is None and words:
-            label = " | ".join(self._others)
         scale = _scale_of(self._units[number], right)
-        if [word.lower() for word in words] == ["rank"]:
+        if len(words) == 1 and words[0].lower() == "rank":
             self._plan.rank = number
             return
         if not words or scale is None or not (is_explicit or self._is_bare_pair(words, rest, number)):
@@ -346,7 +355,7 @@ class _PlanMaker:
             before = self._plan.pairs[-1][0]
             base = without_source(before)
             words = [words[0], base] if base not in ("", before) else words
-        self._label = self._label if self._label is not None else label
+        self._label = self._label if self._label is not None else " | ".join(self._others)
         self._roles[number] = Role.VALUE
         name = self._names.add(words, self._heading, self._group)
         if not (is_position(name) or _SOURCE_FILE.search(name)) and name not in self._added:
@@ -356,7 +365,8 @@ class _PlanMaker:
     def _add(self, name: str, number: int, scale: float) -> None:
         if self._units[number] in _RESULT_UNITS:
             self._results.append(name)
-        if number + 1 < self._count and _OF.match(self._right[number]) and self._roles[number + 1] is Role.OTHER:
+        is_share = "/" in self._right[number] and number + 1 < self._count and _OF.match(self._right[number])
+        if is_share and self._roles[number + 1] is Role.OTHER:
             self._roles[number + 1] = Role.MORE
             if is_result(name):
                 self._plan.ratios.append((name, number, number + 1))
@@ -434,16 +444,18 @@ def _find_name(left: str) -> tuple[list[str], bool, str]:
     parenthesis = _PARENTHESIS.search(named) if named.endswith(")") or " in " in named else None
     if parenthesis is not None and (is_explicit or may_be_metric(named[: parenthesis.start()] + "0")):
         named = named[: parenthesis.start()]
-    if is_explicit:
+    if is_explicit and named.lower().rstrip().endswith(_POSITION_ENDS):
         named = _AT_POSITION.sub("", named)
-    begin = max((match.end() for match in _HARD.finditer(named)), default=0)
+    hard = _HARD.match(named)
+    begin = hard.end() if hard is not None else 0
     words = named[begin:].split()
-    first = len(words)
-    while first and _NAME_WORD.fullmatch(words[first - 1]):
+    first, least = len(words), max(len(words) - MAX_NAME_WORDS, 0)
+    if _NAME.fullmatch(" ".join(words[least:])) and _STOP_WORDS.isdisjoint(map(str.lower, words[least:])):
+        first = least
+    while first > least and _NAME.fullmatch(words[first - 1]):
         # `Std of reward` is one name.
         is_joint = words[first - 1] == "of" and 1 < first < len(words) and words[first - 2].lower() not in _STOP_WORDS
         if not is_joint and words[first - 1].lower() in _STOP_WORDS:
             break
         first -= 1
-    first = max(first, len(words) - MAX_NAME_WORDS)
     return words[first:], is_explicit, named[:begin] + " ".join(words[:first])
