@@ -13,12 +13,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from engine.foreign.line_names import (
     MAX_LINE_CHARS,
     SPLIT_NAMES,
     are_results,
+    has_known_word,
     is_held_out,
     is_position,
     is_result,
@@ -26,9 +27,9 @@ from engine.foreign.line_names import (
     source_of,
     with_source,
 )
-from engine.foreign.line_plan import MAX_OTHER_WORDS, Context, Plan, make_plan
+from engine.foreign.line_plan import MAX_OTHER_WORDS, Context, Plan, StepNumber, make_plan
 from engine.foreign.line_prefix import strip_prefix
-from engine.foreign.reading import Columns, flat_numbers, parse_json_object, to_step
+from engine.foreign.reading import Columns, flat_numbers, parse_json_object, parse_number, to_epoch, to_step
 
 MAX_LINE_LENGTH = 4000
 MAX_NUMBERS = 128
@@ -51,7 +52,7 @@ _BLANKS = re.compile(r"[ \t]{2,}|\t")
 # `100%|███   | ` of tqdm, `━━━━` of Rich and Keras
 _BAR = re.compile(r"%\|[^|]{0,200}\||%?\s?[━╸╺─█▏▎▍▌▋▊▉]{2,}")
 # Fullwidth punctuation, and the lines of boxes
-_NORMAL = str.maketrans("：，；＝｜（）│┃\u00a0", ":,;=|()|| ")
+_NORMAL = dict(zip("：，；＝｜（）│┃\u00a0", ":,;=|()|| ", strict=True))
 _NO_METRICS = re.compile(
     r"\s{0,20}(?:wandb:|Traceback|File \"|[\w.]{0,120}(?:Error|Exception|Warning|Interrupt)\b(?! ?:? ?$)|[+$>] "
     r"|# (?!\w{1,20}: )|https?:)"
@@ -73,11 +74,9 @@ _QUALIFIED = re.compile(
     r"\s{0,8}(?P<name>[A-Za-z][\w ()-]{1,60}@?\[[^\[\]]{1,100}\]) = (?P<value>[-+]?(?:\d{1,20}(?:\.\d{1,20})?|nan))\s?"
 )
 _HEADING = re.compile(r"[A-Za-z][\w -]{1,40}: ?(\w{1,20})\s?")
-# Parts of names and positions, in lower case: a line without any of them, and without a separator, says nothing.
-_PARTS = re.compile(
-    r"loss|acc|prec|ap\b|f1|auc|recall|iou|dice|psnr|ssim|bleu|rouge|meteor|[wc]er\b|ma[pe]|mse|nll|ppl|perplex|bp[bc]"
-    r"|elbo|fid|ent\b|entropy|rew|return|score|l[12]\b|norm|kl|err|lr|learning|epoch|step|iter|\bit\b|update|batch|round"
-    r"|\||->|→|\.\.\.| is |[\[({]|^\W{0,40}(?:train|val|test|eval)[a-z]{0,6}\W{0,40}$"
+# Without any of them, a line has a known word, or says nothing.
+_SIGNS = re.compile(
+    r"[:=|\[({→：＝｜（│┃━╸╺─█▏▎▍▌▋▊▉]|->|\.\.\.| is |^\W{0,40}(?i:train|val|test|eval)[a-zA-Z]{0,6}\W{0,40}$"
 )
 _WORDS = re.compile(r"(?<![\w./?%<@'-])[A-Za-z]{3,}+")
 
@@ -120,7 +119,7 @@ class LineParser:
     """Parses the lines of one program."""
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[str, Context], Plan] = {}
+        self._plans: dict[tuple[str, Context | Literal["object"]], Plan] = {}
         self._learned: set[str] = set()
         self._has_decimal_commas = self._has_glued = False
         self._previous = self._group = ""
@@ -128,7 +127,7 @@ class LineParser:
         self.has_skipped = False
         """Whether a line that looks like metrics was too long."""
 
-    def parse(self, text: str, context: Context = Context.NONE) -> ParsedLine | None:
+    def parse(self, text: str, context: Context = "") -> ParsedLine | None:
         """Return what a line without colors says; None if it has neither metrics nor a position."""
         if len(text) > MAX_LINE_LENGTH or _NO_METRICS.match(text) is not None:
             self._skip(text)
@@ -145,9 +144,8 @@ class LineParser:
             return ParsedLine({name: self._value(match["value"])}, held_out=True)
         if "[('" in stripped:
             stripped = _TUPLE.sub(r"\1=", stripped)
-        start, end = stripped.find("{"), stripped.rfind("}")
-        if 0 <= start < end:
-            return self._parse_object(stripped[:start], stripped[start : end + 1])
+        if "{" in stripped and 0 <= stripped.find("{") < stripped.rfind("}"):
+            return self._parse_object(stripped)
         if ")=" in stripped:
             stripped = _INDEXED.sub(r"_\1_\2", stripped)
         if "):" in stripped or ") :" in stripped:
@@ -159,18 +157,18 @@ class LineParser:
         if self._has_glued:
             stripped = _GLUED.sub(r"\1 ", stripped)
         texts, numbers = _split(stripped)
-        if not texts or len(numbers) > MAX_NUMBERS:
-            self._skip(text)
-            return None
         shape = "\0".join(texts)
         plan = self._plans.get((shape, context))
         if plan is None:
+            if _SIGNS.search(stripped) is None and not has_known_word(stripped):
+                return None
+            if len(numbers) > MAX_NUMBERS or max(map(len, texts)) > MAX_TEXT_LENGTH:
+                self._skip(text)
+                return None
             if not self._has_glued and _GLUED.search(stripped) is not None:
                 self._has_glued = True
                 return self.parse(text, context)
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[shape, context] = make_plan(texts, context)
+            plan = self._keep(make_plan(texts, context), shape, context)
         if plan.is_accepted or plan.may_be_learned:
             line = self._read(plan, numbers)
             if not plan.is_accepted:
@@ -178,6 +176,12 @@ class LineParser:
                 line.candidate = None if candidate.names in self._learned else candidate
             return line
         return replace(self._read(plan, numbers), values={}) if plan.is_heading else None
+
+    def _keep(self, plan: Plan, shape: str, context: Context | Literal["object"]) -> Plan:
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        self._plans[shape, context] = plan
+        return plan
 
     def _skip(self, text: str) -> None:
         """Note that a line is not read, if it would be if it was shorter."""
@@ -189,7 +193,12 @@ class LineParser:
         self._learned.add(candidate.names)
 
     def _read(self, plan: Plan, numbers: Sequence[str]) -> ParsedLine:
-        line = ParsedLine(held_out=plan.held_out, source=plan.source, is_training=plan.is_training)
+        line = ParsedLine(
+            {name: self._value(numbers[number]) * scale for name, number, scale in plan.pairs},
+            held_out=plan.held_out,
+            source=plan.source,
+            is_training=plan.is_training,
+        )
         for position in plan.steps:
             step = self._whole(numbers[position.number], position.scale)
             total = position.total
@@ -198,23 +207,28 @@ class LineParser:
             if step is not None and not (position.is_fraction and (total is None or step > total)):
                 line.step, line.total, line.step_name = step, total, position.name
                 break
-        if plan.epoch is not None and math.isfinite(epoch := self._value(numbers[plan.epoch])):
-            line.epoch = epoch
+        if plan.epoch is not None:
+            line.epoch = to_epoch(self._value(numbers[plan.epoch]))
+            line.has_exact_epoch = plan.has_exact_epoch and line.epoch is not None
         if plan.rank is not None:
             line.rank = self._whole(numbers[plan.rank], 1.0)
-        line.values = {name: self._value(numbers[number]) * scale for name, number, scale in plan.pairs}
         for name, number, total in plan.ratios:
             if (whole := self._value(numbers[total])) > 0:
                 line.values[name] = self._value(numbers[number]) / whole
-        line.averages = {name: self._value(numbers[number]) for name, number in plan.averages}
+        if plan.averages:
+            line.averages = {name: self._value(numbers[number]) for name, number in plan.averages}
         return line
 
     def _whole(self, text: str, scale: float) -> int | None:
         value = self._value(text) * scale
-        return to_step(value) if math.isfinite(value) and value == int(value) else None
+        return to_step(value) if value.is_integer() else None
 
     def _value(self, text: str) -> float:
         """Return a number. A comma is a decimal one where it can be nothing else, and then in all further numbers."""
+        try:
+            return float(text)
+        except ValueError:
+            pass
         if "," in text:
             if "." not in text and (self._has_decimal_commas or _THOUSANDS.fullmatch(text) is None):
                 self._has_decimal_commas = True
@@ -224,28 +238,39 @@ class LineParser:
             return math.inf if "INF" in text.upper() else math.nan
         return float(text.partition("(")[0])
 
-    def _parse_object(self, before: str, text: str) -> ParsedLine | None:
+    def _parse_object(self, stripped: str) -> ParsedLine | None:
         """Return the numbers of an object of JSON or Python. The text before it may have a position."""
+        parts = _NUMBER.split(stripped)
+        numbers, shape = parts[1::2], "\0".join(parts[::2])
+        plan = self._plans.get((shape, "object"))
+        if plan is not None:
+            return self._read(plan, numbers) if plan.is_accepted else None
+        before, text = stripped[: stripped.find("{")], stripped[stripped.find("{") : stripped.rfind("}") + 1]
         row = _read_object(text) or _read_objects(before + text)
+        if not row:
+            return None
         columns = Columns.find(row)
         has_axis = columns.step is not None or columns.epoch is not None
-        if (
-            not row
-            or len(_WORDS.findall(before)) > 2 * MAX_OTHER_WORDS
-            or not are_results(list(row), has_axis=has_axis)
-        ):
-            return None
-        texts, numbers = _split(before)
-        line = self._read(replace(make_plan(texts), pairs=[], ratios=[]), numbers) if texts else ParsedLine()
-        line.step = to_step(row.get(columns.step)) if columns.step else line.step
-        if columns.epoch and math.isfinite(row[columns.epoch]):
-            line.epoch, line.has_exact_epoch = row[columns.epoch], True
-        line.values = {name: value for name, value in row.items() if name not in columns and not is_position(name)}
+        is_terse = len(_WORDS.findall(before)) <= 2 * MAX_OTHER_WORDS
+        texts, numbers_before = _split(before)
+        plan = replace(make_plan(texts), pairs=[], ratios=[], averages=[])
+        plan.is_accepted = is_terse and are_results(list(row), has_axis=has_axis)
+        # Mostly, the numbers of the text are those of the object, in all lines of the shape.
+        row_numbers = [*numbers_before, *map(repr, row.values())]
+        plan.has_exact_epoch = columns.epoch is not None
         source = source_of(before) or next(map(source_of, _SPLIT.findall(text)), "")
-        line.is_training, line.source = source == "train", "" if source == "train" else source
-        line.values = {with_source(name, line.source): value for name, value in line.values.items()}
-        line.held_out = all(is_held_out(name) for name in line.values if is_result(name))
-        return line
+        plan.is_training, plan.source = source == "train", "" if source == "train" else source
+        for index, name in enumerate(row, len(numbers_before)):
+            if name == columns.step:
+                plan.steps = [StepNumber(index)]
+            elif name == columns.epoch:
+                plan.epoch = index
+            elif name not in columns and not is_position(name):
+                plan.pairs.append((with_source(name, plan.source), index, 1.0))
+        plan.held_out = all(is_held_out(name) for name, _, _ in plan.pairs if is_result(name))
+        if [*map(parse_number, numbers)] == [*map(parse_number, row_numbers)]:
+            self._keep(plan, shape, "object")
+        return self._read(plan, row_numbers) if plan.is_accepted else None
 
 
 def _candidate(line: ParsedLine, *, has_axis: bool) -> Candidate:
@@ -261,17 +286,14 @@ def _candidate(line: ParsedLine, *, has_axis: bool) -> Candidate:
 
 
 def _split(text: str) -> tuple[list[str], list[str]]:
-    """Return the texts between the numbers of a line, and its numbers; nothing if it can have no metrics."""
+    """Return the texts between the numbers of a line, and its numbers."""
     if not text.isascii() or "%|" in text:
         text = _BAR.sub("%|", text)
-        text = text if text.isascii() else text.translate(_NORMAL)
-    if ":" not in text and "=" not in text and _PARTS.search(text.lower()) is None:
-        return [], []
+        for odd, plain in _NORMAL.items():
+            text = text.replace(odd, plain)
     if "  " in text or "\t" in text:
         text = _BLANKS.sub("  ", text)
     parts = _NUMBER.split(text.rstrip())
-    if len(text) > MAX_TEXT_LENGTH and max(map(len, parts)) > MAX_TEXT_LENGTH:
-        return [], []
     return parts[::2], parts[1::2]
 
 

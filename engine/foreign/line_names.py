@@ -52,6 +52,14 @@ _ALL_WORDS = frozenset(
     for term in terms
     for word in term.split("_")
 )
+_LINE_WORDS = (
+    _RESULTS
+    | _WEAK_RESULTS
+    | _RATES
+    | _set_of(
+        "learning epoch epochs step steps iter iters iteration iterations it itr update updates batch round rounds"
+    )
+)
 _SOURCES = re.compile(
     r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validate|validating|dev|(?<!\[)cv)"
     r"|(?P<test>test|testing)|(?P<eval>eval|evaluation|evaluating))(?:_(?:step|epoch|end|loop))?(?![\w/])",
@@ -109,6 +117,11 @@ def _meaning(name: str) -> _Meaning:
 def _terms(words: Sequence[str]) -> set[str]:
     """Return words, and each two that follow each other."""
     return {*words, *map("_".join, pairwise(words))}
+
+
+def has_known_word(text: str) -> bool:
+    """Whether a line has a word that is the name of a result or of a position."""
+    return not _LINE_WORDS.isdisjoint(_WORDS.findall(text.lower()))
 
 
 def may_be_metric(text: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from typing import Literal
 
 from engine.foreign.line_names import (
     LineNames,
@@ -114,14 +115,8 @@ _AT_POSITION = re.compile(
 _INSERTION = re.compile(r"\s\([^()]{0,60}\)")
 
 
-class Context(Enum):
-    """What the lines before a line let expect."""
-
-    NONE = 0
-    RECORD = 1
-    """They named a step or an epoch."""
-    BLOCK = 2
-    """The line is indented below a heading with a step or an epoch: its names may be any."""
+Context = Literal["", "record", "block"]
+"""What lines before a line said: a step or an epoch, or it is in a block below such a heading and may have any name."""
 
 
 class Role(Enum):
@@ -163,6 +158,8 @@ class Plan:
     averages: list[tuple[str, int]] = field(default_factory=list)
     steps: list[StepNumber] = field(default_factory=list)
     epoch: int | None = None
+    has_exact_epoch: bool = False
+    """Whether the epoch is a value of an object, which may have a fraction."""
     rank: int | None = None
     source: str = ""
     held_out: bool = False
@@ -180,7 +177,7 @@ class Plan:
         return bool(self.steps) or self.epoch is not None
 
 
-def make_plan(texts: Sequence[str], context: Context = Context.NONE) -> Plan:
+def make_plan(texts: Sequence[str], context: Context = "") -> Plan:
     """Return what the numbers between the texts of a line mean."""
     return _PlanMaker(texts).make(context)
 
@@ -395,8 +392,8 @@ class _PlanMaker:
         num_others = sum(not is_source(word) for word in _WORDS.findall(others))
         is_terse = self._has_bar or num_others <= max(MAX_OTHER_WORDS, len(plan.pairs))
         if names and is_terse:
-            has_axis = plan.has_axis or context is not Context.NONE
-            is_in_block = context is Context.BLOCK and not num_others and not plan.has_axis
+            has_axis = plan.has_axis or context != ""
+            is_in_block = context == "block" and not num_others and not plan.has_axis
             is_recap = not plan.has_axis and _RECAP.match(self._left[0]) is not None
             is_known = is_in_block or are_results(names, has_axis=has_axis, has_source=bool(source))
             plan.is_accepted = is_known and not is_recap

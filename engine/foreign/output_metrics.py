@@ -22,7 +22,6 @@ from engine.foreign.reading import MAX_STEP, MetricNames
 from engine.foreign.user_patterns import UserPattern
 from engine.utils.errors import Problem
 
-MAX_EPOCH = 1e9  # what is beyond it, or not finite, is no epoch
 # A progress bar is redrawn up to 20 times per second.
 PENDING_SECONDS = 0.25
 MAX_RECORD_LINES = 64  # below a position
@@ -100,7 +99,7 @@ class OutputMetrics:
 
     def feed(self, line: str, below: Sequence[str] = ()) -> list[Point]:
         """Return the points of a final line. `below` are the lines that may still change. The lines have no colors."""
-        if self._pending[line]:
+        if self._pending and self._pending[line]:
             self._pending[line] -= 1
             return []
         return self._read(line, below, is_final=True) or []
@@ -140,7 +139,7 @@ class OutputMetrics:
 
     def _parsed(self, line: str) -> Iterator[ParsedLine | None]:
         for text in self._ranks.strip(line):
-            if (matched := self._match(text)) is not None:
+            if self._patterns and (matched := self._match(text)) is not None:
                 yield matched
             else:
                 yield from map(self._parse, self._joined.add(text, may_be_block=not self._block_lines))
@@ -200,19 +199,17 @@ class OutputMetrics:
                 self._has_partial = True
                 return None
             parsed.values |= {name: value for name, value in parsed.averages.items() if name in parsed.values}
-        if (
-            parsed.epoch is not None
-            and abs(parsed.epoch) <= MAX_EPOCH
-            and not (parsed.has_exact_epoch or has_own_counter)
-        ):
+        if parsed.epoch is not None and not (parsed.has_exact_epoch or has_own_counter):
             self._epoch = parsed.epoch
-        epoch = parsed.epoch if parsed.epoch is not None and abs(parsed.epoch) <= MAX_EPOCH else self._epoch
+        epoch = self._epoch if parsed.epoch is None else parsed.epoch
         step = self._find_step(parsed, epoch, below, is_final=is_final, has_own_counter=has_own_counter)
         if step is None or abs(step) > MAX_STEP:
             return None
-        values = self._as_summary(self._without_repeated(parsed), parsed, step)
-        named = ((self._names.get(name), value) for name, value in values.items())
-        return [Point(name, step, value, epoch) for name, value in named if name is not None]
+        points = list[Point]()
+        for name, value in self._as_summary(self._without_repeated(parsed), parsed, step):
+            if (known := self._names.get(name)) is not None:
+                points.append(Point(known, step, value, epoch))
+        return points
 
     def _has_own_counter(self, parsed: ParsedLine) -> bool:
         """Whether the step of a line counts the batches of a validation."""
@@ -251,7 +248,7 @@ class OutputMetrics:
         self._source = parsed.source
         if parsed.source and (parsed.total is not None or not parsed.step_name):
             return
-        if parsed.epoch is not None and abs(parsed.epoch) <= MAX_EPOCH:
+        if parsed.epoch is not None:
             self._epoch = parsed.epoch
         if parsed.step is not None and parsed.step_name and self._heading_name in ("", parsed.step_name):
             self._heading_name = parsed.step_name
@@ -270,22 +267,22 @@ class OutputMetrics:
         self._held_out |= held_out
         return {name: value for name, value in parsed.values.items() if name not in repeated}
 
-    def _as_summary(self, values: dict[str, float], parsed: ParsedLine, step: int) -> dict[str, float]:
+    def _as_summary(self, values: dict[str, float], parsed: ParsedLine, step: int) -> Iterable[tuple[str, float]]:
         """Return the values of a line, under other names those that lines of another kind have for the same step: the
         mean of an epoch is no point of the curve of its steps."""
         if self._may_be_last_batch(parsed):
             # A summary may take its place.
-            return values
-        kind, has_step = parsed.values.keys(), parsed.step is not None
-        named: dict[str, float] = {}
+            return values.items()
+        latest = (step, parsed.values.keys(), parsed.step is not None)
+        named = list[tuple[str, float]]()
         for name, value in values.items():
-            known_step, known_kind, had_step = self._kinds.get(name, (None, kind, False))
-            if parsed.total is None and known_step == step and (known_kind != kind or had_step > has_step):
-                named[f"summary/{name}"] = value
+            known = self._kinds.get(name, latest)
+            if known[0] == step and parsed.total is None and (known[1] != latest[1] or known[2] > latest[2]):
+                named.append((f"summary/{name}", value))
                 self._has_summary = True
             else:
-                self._kinds[name] = (step, kind, has_step)
-                named[name] = value
+                self._kinds[name] = latest
+                named.append((name, value))
         return named
 
     def _match(self, text: str) -> ParsedLine | None:
@@ -303,12 +300,12 @@ class OutputMetrics:
     def _parse(self, text: str) -> ParsedLine | None:
         if (row := self._tables.read(text)) is not None:
             return row
-        context = Context.NONE
+        context: Context = ""
         if self._record_lines:
             self._record_lines -= 1
             is_below = self._block_lines > 0 and text[:1].isspace()
             self._block_lines = self._block_lines - 1 if is_below or not text.strip() else 0
-            context = Context.BLOCK if is_below else Context.RECORD
+            context = "block" if is_below else "record"
         line = self._parser.parse(text, context)
         if (line is None or not line.values) and self._tables.is_heading(text):
             return None

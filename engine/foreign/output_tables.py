@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, ParsedLine
 from engine.foreign.line_names import is_position, is_result, is_source, is_weak_result, source_of, with_source
 from engine.foreign.line_prefix import strip_prefix
-from engine.foreign.reading import EPOCH_NAMES, parse_number, to_step
+from engine.foreign.reading import EPOCH_NAMES, parse_number, to_epoch, to_step
 
 MIN_HEADING_COLUMNS = 3  # two where the columns are marked
 MAX_OTHER_LINES = 100  # below a heading, until a table is over
@@ -158,7 +158,7 @@ def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:
         if value is None or number is None:
             continue
         if key in _EPOCH_COLUMNS:
-            line.epoch = value
+            line.epoch = to_epoch(value)
         elif key in _STEP_COLUMNS:
             found[key] = value
         elif by_source:

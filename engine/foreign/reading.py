@@ -32,7 +32,7 @@ MAX_ROW_VALUES = 2000
 MAX_ROW_DEPTH = 6
 # What decides whether a file is a log: its beginning, and of how many files of a folder.
 SNIFFED_BYTES, MAX_SNIFFED_FILES = 1 << 14, 20
-MAX_STEP = (1 << 63) - 1
+MAX_STEP, MAX_EPOCH = (1 << 63) - 1, 1e9
 MAX_NUMBER_DIGITS = 400
 # Unix seconds of 2001 and 5138: a `time` column of seconds since the start lies below.
 UNIX_TIMES = (1e9, 1e11)
@@ -380,6 +380,11 @@ def row_points(
 def to_step(value: float | None) -> int | None:
     """Return a step, None if it is not a finite number in the range of 64 bits."""
     return int(value) if value is not None and math.isfinite(value) and abs(value) < MAX_STEP else None
+
+
+def to_epoch(value: float | None) -> float | None:
+    """Return an epoch, None if it is not finite or too large to be one."""
+    return value if value is not None and abs(value) <= MAX_EPOCH else None
 
 
 def to_unix_time(value: float | None) -> float | None:

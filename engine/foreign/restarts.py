@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from engine.foreign.points import Point
 from engine.foreign.reading import Reading
@@ -19,10 +20,11 @@ MAX_NAMED_RESTARTS = 5
 
 
 class Restarts:
-    """The steps that each metric of a file has had so far."""
+    """The lowest and the highest step that each metric of a file has had so far."""
 
     def __init__(self) -> None:
-        self._ranges: dict[str, tuple[int, int]] = {}
+        self._lowest: dict[str, int] = {}
+        self._highest: dict[str, int] = {}
         self._num_restarts = 0
         self._is_expected = self._has_repeated_steps = False
 
@@ -32,7 +34,7 @@ class Restarts:
 
     def add_points(self, points: Sequence[Point], reading: Reading) -> None:
         """Add points of any steps to a reading, as one row for each step."""
-        for _, row in groupby(points, lambda point: point.step):
+        for _, row in groupby(points, attrgetter("step")):
             self.add_row(list(row), reading)
 
     def add_row(self, points: Sequence[Point], reading: Reading) -> None:
@@ -44,25 +46,27 @@ class Restarts:
             self._num_restarts += 1
             reading.void_from(step)
             # Below the step: the other rows of this step follow.
-            kept = {name: steps for name, steps in self._ranges.items() if steps[0] < step}
-            self._ranges = {name: (low, min(high, step - 1)) for name, (low, high) in kept.items()}
+            self._lowest = {name: low for name, low in self._lowest.items() if low < step}
+            self._highest = {name: min(self._highest[name], step - 1) for name in self._lowest}
         self._is_expected = False
-        for point in points:
-            low, high = self._ranges.get(point.name, (step, step))
-            self._ranges[point.name] = (low, max(high, step))
+        for name, *_ in points:
+            if step > self._highest.get(name, -math.inf):
+                self._highest[name] = step
+                self._lowest.setdefault(name, step)
         reading.points.extend(points)
 
     def _is_restart(self, points: Sequence[Point], step: int) -> bool:
         if self._num_restarts == MAX_RESTARTS:
             return False
         if self._is_expected:
-            return step <= max((high for _, high in self._ranges.values()), default=-math.inf)
+            return step <= max(self._highest.values(), default=-math.inf)
+        if step > self._highest.get(points[0].name, -math.inf):
+            return False
         # MMEngine numbers rows of validation by epochs and other rows by iterations: only some metrics go back.
-        ranges = [self._ranges.get(point.name, (-math.inf, -math.inf)) for point in points]
-        latest = min(high for _, high in ranges)
+        latest = min(self._highest.get(point.name, -math.inf) for point in points)
         if step != latest:
             return step < latest
-        if all(low == high for low, high in ranges):
+        if all(self._lowest[point.name] == self._highest[point.name] for point in points):
             self._has_repeated_steps = True  # several rows per step from the beginning on, such as one per batch
         return not self._has_repeated_steps
 

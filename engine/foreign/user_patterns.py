@@ -6,7 +6,7 @@ import re
 import signal
 
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, ParsedLine
-from engine.foreign.reading import parse_number, to_step
+from engine.foreign.reading import parse_number, to_epoch, to_step
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
 
@@ -67,7 +67,7 @@ class UserPattern:
         if match is None:
             return None
         found = {name: value for name, group in match.groupdict().items() if (value := _number_of(group)) is not None}
-        step, epoch = to_step(found.pop("step", None)), found.pop("epoch", None)
+        step, epoch = to_step(found.pop("step", None)), to_epoch(found.pop("epoch", None))
         return ParsedLine(found, step, None, epoch) if found else None
 
 
