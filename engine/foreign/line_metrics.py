@@ -29,7 +29,15 @@ from engine.foreign.line_names import (
 )
 from engine.foreign.line_plan import MAX_OTHER_WORDS, Context, Plan, StepNumber, make_plan
 from engine.foreign.line_prefix import strip_prefix
-from engine.foreign.reading import Columns, flat_numbers, parse_json_object, parse_number, to_epoch, to_step
+from engine.foreign.reading import (
+    MAX_STEP,
+    Columns,
+    flat_numbers,
+    parse_json_object,
+    parse_number,
+    to_epoch,
+    to_step,
+)
 
 MAX_LINE_LENGTH = 4000
 MAX_NUMBERS = 128
@@ -221,7 +229,7 @@ class LineParser:
 
     def _whole(self, text: str, scale: float) -> int | None:
         value = self._value(text) * scale
-        return to_step(value) if value.is_integer() else None
+        return int(value) if value.is_integer() and abs(value) < MAX_STEP else None
 
     def _value(self, text: str) -> float:
         """Return a number. A comma is a decimal one where it can be nothing else, and then in all further numbers."""

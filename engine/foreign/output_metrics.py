@@ -102,7 +102,7 @@ class OutputMetrics:
         if self._pending and self._pending[line]:
             self._pending[line] -= 1
             return []
-        return self._read(line, below, is_final=True) or []
+        return self._points_of_lines(self._parsed(line), below, is_final=True) or []
 
     def feed_pending(self, lines: Sequence[str]) -> list[Point]:
         """Return the points of lines that may still change, a few times per second at most."""
@@ -119,10 +119,12 @@ class OutputMetrics:
         for index, line in enumerate(lines):
             if earlier[line]:
                 earlier[line] -= 1
-            elif (found := self._read(line, lines[index + 1 :], is_final=False)) is not None:
-                points += found
             else:
-                continue
+                found = self._points_of_lines(self._parsed(line), lines[index + 1 :], is_final=False)
+                if found is None or (not found and _parse_counter(line) is not None):
+                    # It is to be read again when it is final.
+                    continue
+                points += found
             self._pending[line] += 1
         return points
 
@@ -131,11 +133,6 @@ class OutputMetrics:
         points = self._points_of_lines(map(self._parse, self._joined.end()), (), is_final=True) or []
         last_batch, self._last_batch = self._last_batch, []
         return points + last_batch
-
-    def _read(self, line: str, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
-        """Return the points of a line; None if it has none yet, because it is to be read again when it is final."""
-        points = self._points_of_lines(self._parsed(line), below, is_final=is_final)
-        return None if points == [] and not is_final and _parse_counter(line) is not None else points
 
     def _parsed(self, line: str) -> Iterator[ParsedLine | None]:
         for text in self._ranks.strip(line):
@@ -155,27 +152,9 @@ class OutputMetrics:
                 self._note_heading(parsed, is_final=is_final)
             elif (found := self._points_of(parsed, below, is_final=is_final)) is None:
                 points = points or None
-            elif self._may_be_last_batch(parsed):
-                self._last_batch, points = found, points or []
             else:
-                found = self._after_batch(parsed, found)
-                points = (points or []) + (self._learn(parsed.candidate, found) if parsed.candidate else found)
+                points = (points or []) + found
         return points
-
-    def _may_be_last_batch(self, parsed: ParsedLine) -> bool:
-        """Whether a line is of the last batch of a validation if its batches count from zero."""
-        return self._has_own_counter(parsed) and parsed.total == (parsed.step or 0) + 1
-
-    def _after_batch(self, parsed: ParsedLine, points: list[Point]) -> list[Point]:
-        """Return points with those of the last batch before them, unless they take their place: the summary of an
-        evaluation is its point."""
-        batch, self._last_batch = self._last_batch, []
-        if self._has_own_counter(parsed):
-            return points
-        if not (parsed.held_out and parsed.step is None and not parsed.values.keys().isdisjoint(p.name for p in batch)):
-            return batch + points
-        # It may lack some, as the loss.
-        return [point for point in batch if point.name not in parsed.values] + points
 
     def _learn(self, candidate: Candidate, points: list[Point]) -> list[Point]:
         """Return the points of lines of one shape with unknown names, once there are some whose steps grow."""
@@ -190,7 +169,8 @@ class OutputMetrics:
 
     def _points_of(self, parsed: ParsedLine, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
         self._inherit_source(parsed)
-        self._note_loop(parsed)
+        if parsed.total:
+            self._note_loop(parsed)
         has_own_counter = self._has_own_counter(parsed)
         # Of a bar or a list of batches of a validation, the last line counts: the others are of a part of the data.
         if has_own_counter and parsed.step is not None:
@@ -205,11 +185,22 @@ class OutputMetrics:
         step = self._find_step(parsed, epoch, below, is_final=is_final, has_own_counter=has_own_counter)
         if step is None or abs(step) > MAX_STEP:
             return None
+        # The last one if the batches count from zero: a summary may take its place.
+        is_last_batch = has_own_counter and parsed.total == (parsed.step or 0) + 1
+        values = parsed.values if parsed.total is None else self._without_repeated(parsed)
         points = list[Point]()
-        for name, value in self._as_summary(self._without_repeated(parsed), parsed, step):
+        for name, value in (values if is_last_batch else self._as_summary(values, parsed, step)).items():
             if (known := self._names.get(name)) is not None:
                 points.append(Point(known, step, value, epoch))
-        return points
+        before, self._last_batch = self._last_batch, points if is_last_batch else []
+        if is_last_batch:
+            return []
+        if before and not has_own_counter:
+            is_summary = parsed.held_out and parsed.step is None
+            # It may lack some, as the loss.
+            lacking = [point for point in before if not is_summary or point.name not in parsed.values]
+            points = lacking + points
+        return self._learn(parsed.candidate, points) if parsed.candidate else points
 
     def _has_own_counter(self, parsed: ParsedLine) -> bool:
         """Whether the step of a line counts the batches of a validation."""
@@ -260,29 +251,26 @@ class OutputMetrics:
 
     def _without_repeated(self, parsed: ParsedLine) -> dict[str, float]:
         """Return the values of a line without those of the latest validation, which a bar of Lightning repeats."""
-        if parsed.total is None or parsed.held_out:
+        if parsed.held_out:
             return parsed.values
         held_out = {name: value for name, value in parsed.values.items() if is_held_out(name)}
         repeated = {name for name, value in held_out.items() if self._held_out.get(name) == value}
         self._held_out |= held_out
         return {name: value for name, value in parsed.values.items() if name not in repeated}
 
-    def _as_summary(self, values: dict[str, float], parsed: ParsedLine, step: int) -> Iterable[tuple[str, float]]:
+    def _as_summary(self, values: dict[str, float], parsed: ParsedLine, step: int) -> dict[str, float]:
         """Return the values of a line, under other names those that lines of another kind have for the same step: the
         mean of an epoch is no point of the curve of its steps."""
-        if self._may_be_last_batch(parsed):
-            # A summary may take its place.
-            return values.items()
         latest = (step, parsed.values.keys(), parsed.step is not None)
-        named = list[tuple[str, float]]()
+        named: dict[str, float] = {}
         for name, value in values.items():
             known = self._kinds.get(name, latest)
             if known[0] == step and parsed.total is None and (known[1] != latest[1] or known[2] > latest[2]):
-                named.append((f"summary/{name}", value))
+                named[f"summary/{name}"] = value
                 self._has_summary = True
             else:
                 self._kinds[name] = latest
-                named.append((name, value))
+                named[name] = value
         return named
 
     def _match(self, text: str) -> ParsedLine | None:
