@@ -66,7 +66,9 @@ _NO_METRICS = re.compile(
     r"|# (?!\w{1,20}: )|https?:)"
 )
 # `Epoch1/300|Iter10`: a program that prints such a position prints all so.
-_GLUED = re.compile(r"(?<![\w/.-])(epoch|iter|step|batch)(?=\d)", re.IGNORECASE)
+_GLUED = re.compile(
+    r"[hprHPR](?=\d)(?i:" + "|".join(rf"(?<=(?<![\w/.-]){word})" for word in ("epoch", "iter", "step", "batch")) + ")"
+)
 # `Batch [0-100]`, `1-100batch`
 _RANGE = re.compile(r"(?<=[\[:])\d{1,12}-(?=\d{1,12}(?:\]|batch\b))")
 # `LR (group 0)=3`
@@ -163,7 +165,7 @@ class LineParser:
         if "atch" in stripped:
             stripped = _RANGE.sub("", stripped)
         if self._has_glued:
-            stripped = _GLUED.sub(r"\1 ", stripped)
+            stripped = _GLUED.sub(r"\g<0> ", stripped)
         texts, numbers = _split(stripped)
         shape = "\0".join(texts)
         plan = self._plans.get((shape, context))

@@ -7,68 +7,62 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from string import digits
-from typing import NamedTuple
-
-
-def _set_of(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
 
 # Names are read in lower case, with `_` between the words of camel case. A word is letters, apart from `f1`.
 _WORDS = re.compile(r"f1(?:score)?(?![a-z])|(?:l|rouge)[12](?![a-z])|[a-z]+|损失|准确率|奖励")
-# Words, and two words that follow each other, whatever is between them. `valloss`, too
-_RESULTS = frozenset(
-    source + word
-    for source in ("", "train", "val", "valid", "test", "eval")
-    for word in _set_of(
+# What a name is that has one of these words, or two that follow each other, whatever is between them
+_TERMS = {
+    "result": (
         "loss losses logloss mlogloss acc accuracy prec ap map f1 f1score auc auroc recall iou miou io_u dice psnr ssim"
         " bleu rouge rouge1 rouge2 rougel meteor wer cer mae mse rmse mape nll ppl perplexity bpb bpc elbo fid xent"
         " x_ent crossentropy cross_entropy ndcg mrr spearman pearson exact_match lpips kappa mcc pesq stoi sisdr si_sdr"
         " success_rate win_rate sps error_rate rew reward rewards return returns 损失 准确率 奖励"
-    )
+    ),
+    # A result beside a position, a word for validation, or another result
+    "weak result": "score scores l1 l2 norm objective cost episode_len episode_length ep_len kl entropy error err",
+    # A loss weight is no loss, and the value that it has in a configuration is no result.
+    "no result": (
+        "weight weights scale coef coeff coefficient factor lambda alpha beta gamma eps threshold thresh target margin"
+        " fn func type clip_norm clip_value clip_grad clip_range every freq count window limit mode min_delta"
+    ),
+    # Names of a configuration. A line with more of them than of results shows arguments.
+    "setting": "seed decay momentum warmup workers smoothing dropout patience epochs size",
+    "rate": "lr learning_rate",
+    "held out": "val valid validation validate dev cv test testing eval evaluation",
+}
+_RESULTS = frozenset(
+    # `valloss`
+    source + term
+    for source in ("", "train", "val", "valid", "test", "eval")
+    for term in _TERMS["result"].split()
 )
-# Results beside a position, a word for validation, or another result.
-_WEAK_RESULTS = _set_of("score scores l1 l2 norm objective cost episode_len episode_length ep_len kl entropy error err")
-# A loss weight is no loss, and the value that it has in a configuration is no result.
-_NO_RESULTS = _set_of(
-    "weight weights scale coef coeff coefficient factor lambda alpha beta gamma eps threshold thresh target margin fn"
-    " func type clip_norm clip_value clip_grad clip_range every freq count window limit mode min_delta"
-)
-# Names of a configuration. A line with more of them than of results shows arguments.
-_SETTINGS = _set_of("seed decay momentum warmup workers smoothing dropout patience epochs size")
-_RATES = _set_of("lr learning_rate")
-_HELD_OUT = _set_of("val valid validation validate dev cv test testing eval evaluation")
-# Positions, plans and processes are no metrics.
-_POSITIONS = _set_of(
+_KINDS = {term: ["result"] for term in _RESULTS}
+for _kind, _terms in list(_TERMS.items())[1:]:
+    for _term in _terms.split():
+        _KINDS.setdefault(_term, []).append(_kind)
+# Whole names, behind that of a group. Positions, plans and processes are no metrics.
+_POSITIONS = (
     "v_num eta progress update updates rank pid ip gpu device world_size step steps max_step max_steps num_step"
     " num_steps total_step total_steps micro_step micro_steps valid_step valid_steps global_step episode episodes iter"
     " max_iter iteration iterations timestep timesteps total_timestep total_timesteps batch batchsize batch_size port"
     " seed version line remaining remaining_time elapsed elapsed_time"
 )
-_EPOCHS = _set_of("epoch epochs")
-_ALL_WORDS = frozenset(
-    word
-    for terms in (_RESULTS, _WEAK_RESULTS, _SETTINGS, _RATES, _HELD_OUT, _POSITIONS, _EPOCHS, {"interval"})
-    for term in terms
-    for word in term.split("_")
+_POSITION_NAMES, _EPOCHS = frozenset(_POSITIONS.split()), frozenset({"epoch", "epochs"})
+# Words without which a line without separators says nothing
+_LINE_TERMS = (
+    "learning lr epoch epochs step steps iter iters iteration iterations it itr update updates batch round rounds"
 )
-_LINE_WORDS = (
-    _RESULTS
-    | _WEAK_RESULTS
-    | _RATES
-    | _set_of(
-        "learning epoch epochs step steps iter iters iteration iterations it itr update updates batch round rounds"
-    )
-)
+_LINE_WORDS = _RESULTS.union(_TERMS["weak result"].split(), _LINE_TERMS.split())
 _SOURCES = re.compile(
-    r"(?<![\w/.-])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|validate|validating|dev|(?<!\[)cv)"
-    r"|(?P<test>test|testing)|(?P<eval>eval|evaluation|evaluating))(?:_(?:step|epoch|end|loop))?(?![\w/])",
-    re.IGNORECASE,
+    # The first character comes first, so that `re` skips all others at once.
+    r"[cdetvCDETV](?<![\w/.-].)(?i:(?P<train>(?<=t)rain(?:ing)?)|(?P<test>(?<=t)est(?:ing)?)|(?P<val>(?<=d)ev"
+    r"|(?<=v)al(?:id(?:ation|ate|ating)?)?|(?<!\[c)(?<=c)v)|(?P<eval>(?<=e)val(?:uation|uating)?))"
+    r"(?i:_(?:step|epoch|end|loop))?(?![\w/])"
 )
 SPLIT_NAMES = ("split", "mode", "phase", "stage", "subset", "type", "event")
 """Names of the text in a row that says what its values were measured on."""
 MAX_LINE_CHARS = 400
-_FILLERS = _set_of("avg average mean current running")
+_FILLERS = frozenset({"avg", "average", "mean", "current", "running"})
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -78,45 +72,28 @@ def folded(name: str) -> str:
     return name if name.islower() else _CAMEL.sub("_", name).lower()
 
 
-class _Meaning(NamedTuple):
-    """What a name may be that of."""
-
-    is_result: bool = False
-    is_weak_result: bool = False
-    is_setting: bool = False
-    is_rate: bool = False
-    is_held_out: bool = False
-    is_position: bool = False
-
-
-_NO_MEANING = _Meaning()
-
-
 @lru_cache(maxsize=4096)
-def _meaning(name: str) -> _Meaning:
+def _kinds_of(name: str) -> set[str]:
     text = folded(name)
     words = _WORDS.findall(text)
-    if _ALL_WORDS.isdisjoint(words):
-        return _NO_MEANING
-    terms, last = _terms(words), words[-1]
-    is_clear = _NO_RESULTS.isdisjoint(terms) and last != "clip"
-    is_result, is_rate = is_clear and not _RESULTS.isdisjoint(terms), not _RATES.isdisjoint(terms)
+    kinds = {kind for term in _terms_of(words) if term in _KINDS for kind in _KINDS[term]}
+    if words[-1:] == ["interval"]:
+        kinds.add("setting")
+    if "no result" in kinds or words[-1:] == ["clip"]:
+        kinds -= {"result", "weak result"}
+    elif "rate" in kinds:
+        kinds.add("weak result")
     # `valid/max_steps`, `epoch_start`, `valid_num_updates`
     base = text.rpartition("/")[2].rpartition(".")[2]
-    is_position = base in _POSITIONS or base.endswith("num_updates") or not _EPOCHS.isdisjoint(base.split("_"))
-    return _Meaning(
-        is_result,
-        is_clear and (is_rate or not _WEAK_RESULTS.isdisjoint(terms)),
-        not _SETTINGS.isdisjoint(terms) or last == "interval",
-        is_rate,
-        not _HELD_OUT.isdisjoint(terms),
-        is_position and not is_result,
-    )
+    is_position = base in _POSITION_NAMES or base.endswith("num_updates") or not _EPOCHS.isdisjoint(base.split("_"))
+    if is_position and "result" not in kinds:
+        kinds.add("position")
+    return kinds
 
 
-def _terms(words: Sequence[str]) -> set[str]:
+def _terms_of(words: Sequence[str]) -> list[str]:
     """Return words, and each two that follow each other."""
-    return {*words, *map("_".join, pairwise(words))}
+    return [*words, *map("_".join, pairwise(words))]
 
 
 def has_known_word(text: str) -> bool:
@@ -127,7 +104,7 @@ def has_known_word(text: str) -> bool:
 def may_be_metric(text: str) -> bool:
     """Whether a line has the name of a result before a number."""
     last_digit = max(map(text.rfind, digits)) if len(text) <= MAX_LINE_CHARS else 0
-    return not _RESULTS.isdisjoint(_terms(_WORDS.findall(text[: max(last_digit, 0)].lower())))
+    return not _RESULTS.isdisjoint(_terms_of(_WORDS.findall(text[: max(last_digit, 0)].lower())))
 
 
 def joined(words: Sequence[str]) -> str:
@@ -138,27 +115,27 @@ def joined(words: Sequence[str]) -> str:
 
 def is_result(name: str) -> bool:
     """Whether a name is that of a loss, an accuracy or another result."""
-    return _meaning(name).is_result
+    return "result" in _kinds_of(name)
 
 
 def is_held_out(name: str) -> bool:
     """Whether a name says that a metric was measured on other data than that of the training."""
-    return _meaning(name).is_held_out
+    return "held out" in _kinds_of(name)
 
 
 def is_position(name: str) -> bool:
     """Whether a name is that of a step, an epoch, a plan or a process: never of a metric."""
-    return _meaning(name).is_position
+    return "position" in _kinds_of(name)
 
 
 def is_setting(name: str) -> bool:
     """Whether a name is that of a configuration."""
-    return _meaning(name).is_setting
+    return "setting" in _kinds_of(name)
 
 
 def is_weak_result(name: str) -> bool:
     """Whether a name is that of a result beside a position or another result."""
-    return _meaning(name).is_weak_result
+    return "weak result" in _kinds_of(name)
 
 
 def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = False) -> bool:
@@ -170,7 +147,9 @@ def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = Fals
     if num_results or num_settings:
         return num_results >= max(num_settings, 1)
     weak = [name for name in names if is_weak_result(name)]
-    return bool(weak) and (has_axis or ((has_source or any(map(is_held_out, weak))) and not _meaning(weak[0]).is_rate))
+    return bool(weak) and (
+        has_axis or ((has_source or any(map(is_held_out, weak))) and "rate" not in _kinds_of(weak[0]))
+    )
 
 
 def source_of(text: str) -> str:
