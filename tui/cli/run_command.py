@@ -12,7 +12,6 @@ import shutil
 import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,9 +42,6 @@ COMMAND_KEYS = frozenset({
 COMMAND_SECTIONS = ("queue.", "notify.")
 # Options of a shared key that have no key of their own.
 SHARED_FLAGS = frozenset({"ngpu", "after_any"})
-# Options that are meant for gputrain also behind the name of a program, and the keys of others.
-START_FLAGS = frozenset({"detach", "headless", "on", "copy", *SHARED_FLAGS})
-START_KEYS = ("device.gpus", "device.wait", "queue.")
 CONFIG_ENDINGS = (".yaml", ".yml")
 # Options that a training has by another name.
 SIMILAR = {"metrics": "use eval.metrics=module:name"}
@@ -217,44 +213,18 @@ def check_config_word(command: Any, args: Sequence[str]) -> None:
     """Raise UsageError if the first word of `gputrain run` is a program and no config, with the line to type."""
     from engine.launch.command_checks import INTERPRETERS
 
-    options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
     words = [word for word in guard_minus_words(command, args)[1] if "=" not in word.partition("/")[0]]
     if not words or not is_program(words[0]):
         return
-    before = args[: [*args].index(words[0])]
-    if any(word.startswith("--") and "." not in word and word.partition("=")[0] not in options for word in before):
-        # The parser refuses it.
-        return
     place, interpreter = [*args].index(words[0]), INTERPRETERS.get(PurePath(words[0]).suffix)
-    ours, theirs = split_start_options(command, args[place + 1 :])
-    typed = [words[0], *theirs]
+    typed = [*args[place:]]
     if interpreter is not None and not os.access(words[0], os.X_OK):
         typed.insert(0, interpreter)
-    line = shlex.join(["gputrain", "run", *args[:place], *ours, "--", *typed])
+    line = shlex.join(["gputrain", "run", *args[:place], "--", *typed])
     if interpreter is not None and not Path(words[0]).exists():
         raise UsageError.one(words[0], "there is no such file", f"a script runs with {line}", code="not-found")
-    raise UsageError.one(words[0], f"is a program and no config; to run it: {line}", code="not-a-config")
-
-
-def split_start_options(command: Any, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options behind the name of a program that choose its GPUs, its place in the queue or the terminal, and
-    all others, which the program may have too."""
-    options = {
-        name: param
-        for param in command.params
-        for name in (*param.opts, *param.secondary_opts)
-        if param.name in START_FLAGS or FLAG_TO_KEY.get(param.name, "").startswith(START_KEYS)
-    }
-    ours, theirs, rest = list[str](), list[str](), iter(args)
-    for arg in rest:
-        name, sign, _ = arg.partition("=")
-        if name not in options:
-            theirs.append(arg)
-            continue
-        ours.append(arg)
-        if not sign and not options[name].is_flag:
-            ours += islice(rest, 1)
-    return ours, theirs
+    reason = f"is a program and no config; to run it, with options of gputrain before `--`: {line}"
+    raise UsageError.one(words[0], reason, code="not-a-config")
 
 
 def is_program(word: str) -> bool:

@@ -115,8 +115,8 @@ def test_wrong_use_with_a_command_ends_with_125(requests: list[RunRequest], word
     [
         (["train.py"], "gputrain run -- python train.py"),
         (
-            ["train.py", "--gpus", "cpu", "--detach", "--lr", "0.1"],
-            "gputrain run --gpus cpu --detach -- python train.py --lr 0.1",
+            ["--gpus", "cpu", "train.py", "--lr", "0.1"],
+            "gputrain run --gpus cpu -- python train.py --lr 0.1",
         ),
         (["sh", "-c", "exit 1"], "gputrain run -- sh -c 'exit 1'"),
         (["./train.sh"], "gputrain run -- ./train.sh"),
