@@ -1,4 +1,4 @@
-"""Takes a text through tmux or GNU screen to the clipboard of the terminal, which `tui.terminal_app` writes it to.
+"""What keeps a text that `tui.terminal_app` writes to the clipboard of the terminal from there; gives it to tmux.
 
 Programs set the clipboard with OSC 52 (xterm, "Operating System Commands"). tmux keeps the sequence to itself unless
 `set-clipboard` is on, which is not its default, and GNU screen drops it.
@@ -6,16 +6,13 @@ Programs set the clipboard with OSC 52 (xterm, "Operating System Commands"). tmu
 
 from __future__ import annotations
 
-import base64
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from engine.utils.errors import Problem
 from tui.characters import BASIC_TERMS
 
 TMUX_SECONDS = 2.0
-# GNU screen 4 truncates a device control string of more than 768 bytes.
-SCREEN_CHUNK = 512
 MULTIPLEXER_TERMS = ("tmux", "screen")
 
 
@@ -38,11 +35,9 @@ def is_multiplexed(environment: Mapping[str, str]) -> bool:
     )
 
 
-def pass_through(text: str, environment: Mapping[str, str], write: Callable[[str], object]) -> Problem | None:
-    """Take a text through the multiplexer, and return what may keep it from the clipboard.
-
-    `write` writes to the terminal. Waits for tmux.
-    """
+def pass_through(text: str, environment: Mapping[str, str]) -> Problem | None:
+    """Give tmux the text, if it runs on this host, and return what may keep it from the clipboard. Waits for tmux."""
+    reason = "Sent to the clipboard. If it is not there, `tmux set -s set-clipboard on` where tmux runs, and copy again"
     if environment.get("TMUX") and _run_tmux(["load-buffer", "-w", "-"], text) is not None:
         # "Ms" is the capability to set the clipboard.
         if "Ms: (string)" in (_run_tmux(["show-messages", "-T"]) or ""):
@@ -51,18 +46,6 @@ def pass_through(text: str, environment: Mapping[str, str], write: Callable[[str
             "Copied into tmux only: paste it there with prefix ]. For the clipboard of this terminal, "
             "`tmux set -as terminal-features ',*:clipboard'` and attach again"
         )
-        return Problem("", reason, code="not-supported")
-    sequence = f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a"
-    term = environment.get("TERM", "")
-    if environment.get("TMUX") or term.startswith("tmux"):
-        escaped = sequence.replace("\x1b", "\x1b\x1b")
-        write(f"\x1bPtmux;{escaped}\x1b\\")
-    else:
-        chunks = (sequence[start : start + SCREEN_CHUNK] for start in range(0, len(sequence), SCREEN_CHUNK))
-        write("".join(f"\x1bP{chunk}\x1b\\" for chunk in chunks))
-        if environment.get("STY"):
-            return None
-    reason = "Sent to the clipboard. If it is not there, `tmux set -s set-clipboard on` where tmux runs, and copy again"
     return Problem("", reason, code="not-supported")
 
 

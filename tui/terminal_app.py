@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.theme import ThemeStackError
@@ -105,9 +104,8 @@ class TerminalApp(App[None]):
             return
         super().copy_to_clipboard(text)
         if is_multiplexed(os.environ):
-            write = partial(self.call_from_thread, self.write_to_terminal)
             self.run_worker(
-                lambda: self.call_from_thread(report, pass_through(text, os.environ, write)), thread=True, group="copy"
+                lambda: self.call_from_thread(report, pass_through(text, os.environ)), thread=True, group="copy"
             )
         else:
             report(None)
@@ -125,11 +123,6 @@ class TerminalApp(App[None]):
             os.killpg(os.getpgrp(), signal.SIGTSTP)
         else:
             self.show_toast(Problem("", "No shell would continue the screen: Ctrl-Z has no effect", code="no-effect"))
-
-    def write_to_terminal(self, sequence: str) -> None:
-        """Write a sequence between two frames. Without a terminal, nothing is written."""
-        if sequence and self._driver is not None and not self.is_headless:
-            self._driver.write(sequence)
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, changed_cells(renderable))

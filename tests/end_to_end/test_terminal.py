@@ -107,16 +107,11 @@ def copied_text(terminal: Terminal) -> str | None:
     return base64.b64decode(texts[-1]).decode() if texts else None
 
 
-@pytest.mark.parametrize("program", ["tmux", "screen"])
-def test_tui_copies_through_multiplexer(gputrain: Gputrain, tmp_path: Path, program: str) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
-    (tmp_path / "screens").mkdir(mode=0o700)
-    start = {
-        "tmux": ["tmux", "-S", str(tmp_path / "socket"), "-f", os.devnull, "new-session"],
-        "screen": ["screen", "-c", os.devnull, "-S", "gputrain-test"],
-    }[program]
-    terminal = Terminal(gputrain, "/usr/bin/env", *start, SCREEN, "--demo", SCREENDIR=str(tmp_path / "screens"))
+def test_tui_copies_through_tmux(gputrain: Gputrain, tmp_path: Path) -> None:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    start = ["tmux", "-S", str(tmp_path / "socket"), "-f", os.devnull, "new-session"]
+    terminal = Terminal(gputrain, "/usr/bin/env", *start, SCREEN, "--demo")
     terminal.wait_for("digits-3")
     terminal.press("n")
     terminal.wait_for("ready to start")

@@ -269,7 +269,7 @@ def test_signal_ends_screen_whose_event_loop_is_stuck(gputrain: Gputrain, body: 
     program = (
         "import tui.screens.monitor as monitor\n"
         "def stick(self):\n"
-        "    self.app.write_to_terminal('stuck')\n"
+        "    self.app._driver.write('stuck')\n"
         f"    {body}\n"
         "monitor.MonitorScreen.action_select = stick\n"
         "from tui import screen; screen()"
