@@ -18,6 +18,7 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.keys import quote_key
 from engine.runs.metrics import Better, figures_of, format_metric, names_direction, own_metrics
 from engine.runs.records import CodeSummary
+from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
 from engine.utils.text import list_names, printable
@@ -32,49 +33,62 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
     Raises OSError if the run was deleted.
     """
     record, is_live, claim = row.record, row.live, read_claim(folder.owner)
-    facts = {"state": row.shown_state}
-    facts["reason" if is_live or RunState(row.state) in ENDED_BADLY else "result"] = row.message
-    facts["command"], facts["working folder"] = record.command, _working_folder(folder) if record.command else ""
-    facts["code"] = "" if record.code is None else _code(record.code)
-    facts["exit code"] = "" if record.exit_code is None else str(record.exit_code)
-    facts["foreign"] = f"This run {row.foreign}" if row.foreign else ""
-    facts["problem"] = record.problem if is_live and record.problem not in row.message else ""
-    if record.started_at is not None:
-        # Until a run has started, the time is when it was queued.
-        facts["started" if record.devices or row.state == RunState.STARTING else "queued"] = (
-            f"{format_date(record.started_at)}, {format_age(row.age_seconds)} ago"
-        )
-    for metric, value in figures_of(record, directions):
-        if value or metric.key != "gpus" or not record.command:
-            facts[metric.label] = format_metric(metric, value)
-    task = stored_task_facts(record.config or {})
-    known = {*directions, *task.metrics}
-    if assumed := [name for name in own_metrics([record]) if name not in known and not names_direction(name)]:
-        change = f"`gputrain runs better {shlex.quote(quote_key(assumed[0]))} low` changes it"
-        facts["assumed"] = f"higher {list_names(assumed, 3)} is better; {change}"
-    if record.train_images is not None:
-        counts = map(format_count, (record.train_images, record.val_images or 0, record.classes or 0))
-        facts["data"] = "{} training images, {} validation images, {} {}".format(*counts, task.outputs)
-    if record.command:
-        parameters = (f"{key}={as_text(value)}" for key, value in record.command_parameters.items())
-        facts["parameters"] = ", ".join(parameters)
-    facts["limit"] = "" if record.bottleneck is None else record.bottleneck.message
-    facts["learning"] = record.divergence if record.learning is None else record.learning.message
-    facts["devices"], facts["on CPU"], facts["host"] = (
-        record.devices.removeprefix("the "),
-        record.cpu_fallback,
-        record.host,
-    )
-    facts["owner"] = claim.process if is_live and claim is not None else ""
-    facts["user"] = name_of_user(folder.path.stat().st_uid)
-    facts["versions"] = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-    facts["folder"] = str(folder.path)
-    facts["sweep"] = row.sweep
+    # Until a run has started, the time is when it was queued.
+    begun = "started" if record.devices or row.state == RunState.STARTING else "queued"
+    ago = f"{format_age(row.age_seconds)} ago"
     checkpoints = [(path.name, path.stat().st_size) for path in list_checkpoints(folder.checkpoints)]
-    facts["checkpoints"] = ", ".join(f"{name} ({format_bytes(size)})" for name, size in checkpoints)
-    facts["tags"], facts["note"] = " ".join(row.tags), " ".join(row.note.split())
-    facts["archived"] = "yes" if row.archived else ""
+    facts = {
+        "state": row.shown_state,
+        "reason" if is_live or RunState(row.state) in ENDED_BADLY else "result": row.message,
+        "command": record.command,
+        "working folder": _working_folder(folder) if record.command else "",
+        "code": "" if record.code is None else _code(record.code),
+        "exit code": "" if record.exit_code is None else str(record.exit_code),
+        "foreign": f"This run {row.foreign}" if row.foreign else "",
+        "problem": record.problem if is_live and record.problem not in row.message else "",
+        begun: "" if record.started_at is None else f"{format_date(record.started_at)}, {ago}",
+        **{
+            metric.label: format_metric(metric, value)
+            for metric, value in figures_of(record, directions)
+            if value or metric.key != "gpus" or not record.command
+        },
+        "assumed": _assumed_directions(record, directions),
+        "data": _images(record),
+        "parameters": ", ".join(f"{key}={as_text(value)}" for key, value in record.command_parameters.items()),
+        "limit": "" if record.bottleneck is None else record.bottleneck.message,
+        "learning": record.divergence if record.learning is None else record.learning.message,
+        "devices": record.devices.removeprefix("the "),
+        "on CPU": record.cpu_fallback,
+        "host": record.host,
+        "owner": claim.process if is_live and claim is not None else "",
+        "user": name_of_user(folder.path.stat().st_uid),
+        "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+        "folder": str(folder.path),
+        "sweep": row.sweep,
+        "checkpoints": ", ".join(f"{name} ({format_bytes(size)})" for name, size in checkpoints),
+        "tags": " ".join(row.tags),
+        "note": " ".join(row.note.split()),
+        "archived": "yes" if row.archived else "",
+    }
     return {printable(name): printable(value) for name, value in facts.items() if value}
+
+
+def _assumed_directions(record: RunRecord, directions: Mapping[str, Better]) -> str:
+    """Return which of the user's own metrics are taken to be better when higher, although nothing says so."""
+    known = {*directions, *stored_task_facts(record.config or {}).metrics}
+    assumed = [name for name in own_metrics([record]) if name not in known and not names_direction(name)]
+    if not assumed:
+        return ""
+    change = f"`gputrain runs better {shlex.quote(quote_key(assumed[0]))} low` changes it"
+    return f"higher {list_names(assumed, 3)} is better; {change}"
+
+
+def _images(record: RunRecord) -> str:
+    if record.train_images is None:
+        return ""
+    counts = map(format_count, (record.train_images, record.val_images or 0, record.classes or 0))
+    outputs = stored_task_facts(record.config or {}).outputs
+    return "{} training images, {} validation images, {} {}".format(*counts, outputs)
 
 
 def _code(code: CodeSummary) -> str:
