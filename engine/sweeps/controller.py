@@ -31,7 +31,7 @@ from engine.runs.run_record import NO_RECORD, read_run_record
 from engine.sweeps.best import best_command, write_best
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, divide_gpus
-from engine.sweeps.settings import SweepSettings, pruning_warnings
+from engine.sweeps.settings import SweepSettings
 from engine.sweeps.study import GPUS, PRESET, PRUNED_AT, REASON, SweepStudy
 from engine.sweeps.trial import Trial, TrialEnd, make_trial
 from engine.utils.errors import Problem
@@ -240,7 +240,6 @@ class Controller:
             write_best(self.folder, self.settings, best)
             again = best_command(self.folder, self.settings, best.params)
             lines.append(f"best: trial {best.number}, {self.settings.metric_name} {shown(best.value)}; {again}")
-        lines += pruning_warnings(self.settings, counts)
         code = ExitCode.FINISHED if self._has_result() else ExitCode.FAILED
         is_ended_early = len(trials) < self.settings.trials and self._stopping and self._has_result()
         if counts["running"] or is_ended_early:

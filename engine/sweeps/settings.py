@@ -23,7 +23,6 @@ from engine.utils import codec
 from engine.utils.codec import ENTRIES, FORMAT, FileRecord, InvalidRecordError, Meta, field, format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
 from engine.utils.files import expand_user, is_file, replace_file
-from engine.utils.text import pluralize
 
 # These name or continue a single run, or belong to the user and not to a run.
 RESERVED_KEYS = ("run.name", "run.resume", "run.requeue", "run.code_packages")
@@ -216,12 +215,3 @@ def typed_metric(option: str, text: str, better: Better, *, is_script: bool) -> 
     if not is_own:
         return name
     return f"{quote_key(METRIC_PREFIX + name.removeprefix(METRIC_PREFIX))}={better}"
-
-
-def pruning_warnings(settings: SweepSettings, counts: Mapping[str, int]) -> list[str]:
-    """Return the warning about a sweep that pruned most of its trials; `counts` is the number of trials by state."""
-    pruned, ended = counts.get("pruned", 0), sum(counts.get(state, 0) for state in ("complete", "pruned", "failed"))
-    if pruned * 2 <= ended:
-        return []
-    advice = f"to run each to its last {settings.step_name}, search again with --pruner none and another name"
-    return [f"warning: {pruned} of {pluralize(ended, 'trial')} were pruned, and may have become better; {advice}"]

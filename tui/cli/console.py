@@ -175,31 +175,21 @@ def show_progress(text: str) -> None:
 
 @contextmanager
 def reading_line(runs: Sequence[OpenedRun]) -> Iterator[Callable[[OpenedRun, float], None]]:
-    """Yield what shows on a terminal how far the runs of other programs have been read, if that takes long.
-
-    Ctrl-C ends it with one sentence."""
+    """Yield what shows on a terminal how far the runs of other programs have been read, if that takes long."""
+    from engine.show.table import shorten
     from engine.utils.text import printable
 
     shown = time.monotonic() + PATIENCE_SECONDS - REFRESH_SECONDS
-    current = ""
 
     def show(run: OpenedRun, share: float) -> None:
-        nonlocal shown, current
-        current = run.name
+        nonlocal shown
         if sys.stderr.isatty() and time.monotonic() - shown >= REFRESH_SECONDS:
-            from engine.show.table import shorten
-
             shown = time.monotonic()
             number = f" {runs.index(run) + 1} of {len(runs)}" if len(runs) > 1 else ""
-            line = f"Reading run{number}, {share:.0%}: {printable(current)}"
+            line = f"Reading run{number}, {share:.0%}: {printable(run.name)}"
             show_progress(shorten(line, shutil.get_terminal_size().columns - 1))
 
     try:
         yield show
-    except KeyboardInterrupt:
-        if current:
-            show_progress("")
-            typer.echo(f"Stopped while reading {printable(current)}.", err=True)
-        raise
     finally:
         show_progress("")

@@ -155,8 +155,6 @@ def param_table(status: SweepStatus, selected: TrialRow | None, width: int) -> F
 
 def sweep_lines(status: SweepStatus) -> Iterator[str]:
     """Yield the lines of `gputrain sweep show`."""
-    from engine.sweeps.settings import pruning_warnings
-
     settings, objective = status.settings, status.settings.objective
     state = "running" if status.running else "not running"
     counts = ", ".join(state_counts(status))
@@ -184,7 +182,6 @@ def sweep_lines(status: SweepStatus) -> Iterator[str]:
         values = " ".join(f"{key}={format_param(value)}" for key, value in best.params.items())
         yield printable(f"best: trial {best.number}, {name} {format_value(objective, best.value)}, {values}")
         yield printable(best_command(SweepFolder(Path(status.folder)), settings, best.params))
-    yield from pruning_warnings(settings, status.counts)
 
 
 def state_counts(status: SweepStatus) -> list[str]:
