@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Annotated, TypeVar
 
 from engine.config.run_name import name_problem
@@ -43,6 +42,7 @@ from engine.utils.errors import UsageError
 from engine.utils.exit_codes import CommandExit
 from engine.utils.files import settings_file
 from engine.utils.text import printable
+from engine.utils.threads import in_background
 
 PROMPT_SECONDS = 5.0  # a host that takes longer does not keep one with free GPUs behind it from being chosen
 START_TIMEOUT_SECONDS = 300.0  # of the checks of a config, with a busy file server
@@ -219,16 +219,12 @@ def start_on_any(names: str, request: RemoteRequest) -> RemoteStart:
 def find_rooms(hosts: Sequence[str], config: Config) -> list[Room]:
     """Ask hosts at once what they have for a run. The list ends with the first one that is free, once those before it
     have answered, or had `PROMPT_SECONDS`."""
-    answers = {host: SimpleQueue[Room]() for host in hosts}
-    for host, answer in answers.items():
-        # It ends with this process, and its ssh with it.
-        threading.Thread(target=lambda h=host, a=answer: a.put(read_room(h, config)), daemon=True).start()
+    answers = {host: in_background(partial(read_room, host, config)) for host in hosts}
     rooms, deadline = dict[str, Room](), time.monotonic() + PROMPT_SECONDS
     for is_patient in (False, True):
         for host, answer in answers.items():
-            with suppress(Empty):
-                if host not in rooms:
-                    rooms[host] = answer.get(timeout=None if is_patient else max(deadline - time.monotonic(), 0.0))
+            with suppress(TimeoutError):
+                rooms[host] = answer.result(None if is_patient else max(deadline - time.monotonic(), 0.0))
                 if rooms[host].fit is Fit.FREE:
                     return [*rooms.values()]
     return [rooms[host] for host in hosts]

@@ -1,7 +1,8 @@
-"""Thread pools."""
+"""Thread pools, and threads of their own."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,3 +36,17 @@ def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item], th
     """Yield the result for each item in order, computed by so many threads."""
     with CancellingPool(threads) as pool:
         yield from map_ahead(pool, function, items, 2 * threads)
+
+
+def in_background(function: Callable[[], Result]) -> Future[Result]:
+    """Call a function in a thread that does not keep this process from ending, unlike those of a pool."""
+    future = Future[Result]()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

@@ -12,10 +12,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
@@ -40,6 +40,7 @@ from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import CommandExit, ExitCode
 from engine.utils.text import printable
+from engine.utils.threads import in_background
 from tui.cli.console import exit_on_usage_error, print_error
 from tui.cli.run_command import split_command
 from tui.cli.terminal import is_on_terminal, plain_commands, require_terminal
@@ -93,7 +94,7 @@ def start_elsewhere(
         copies=copies,
     )
     try:
-        started = _with_questions(place, lambda: start_on(place, remote))
+        started = _with_questions(place, *[partial(start_on, place, remote)] * 2)
     except HostUnreachableError as error:
         print_error(Problem("", str(error), code=error.code))
         raise typer.Exit(CommandExit.FAILED if remote.is_command else ExitCode.FAILED) from error
@@ -104,9 +105,9 @@ def start_elsewhere(
     typer.echo(f"{started.host}:{started.name}")
 
 
-def _with_questions(host: str, act: Callable[[], T]) -> T:
+def _with_questions(host: str, act: Callable[[], T], act_again: Callable[[], T]) -> T:
     """Return what an action on a host returns. If ssh would ask for a password or a new host key, it does so on a
-    terminal, and the action shares that connection. Raises HostUnreachableError."""
+    terminal, and the second attempt shares that connection. Raises HostUnreachableError."""
     try:
         return act()
     except HostUnreachableError as error:
@@ -115,7 +116,7 @@ def _with_questions(host: str, act: Callable[[], T]) -> T:
         with start_ssh(ssh_argv(host, remote_command(["true"], marker=False), ask=True), stdout=sys.stderr) as process:
             if process.wait() == SSH_FAILED:
                 raise
-    return act()
+    return act_again()
 
 
 def _without_place(words: Sequence[str]) -> list[str]:
@@ -171,7 +172,8 @@ def run_on_hosts(ctx: Any, words: Sequence[str], run_here: Callable[[], object])
     if command == "attach":
         [host] = runs
         _attach(host, lines[host], runs[host], names)
-    sent = [HostCommand(host, lines[host], found, is_spread=is_spread) for host, found in runs.items()]
+    sends = {host: partial(_send, host, lines[host], found, is_spread=is_spread) for host, found in runs.items()}
+    sent = {host: in_background(send) for host, send in sends.items()}
     codes = list[int]()
     if here:
         ctx.params["runs"] = here
@@ -181,7 +183,12 @@ def run_on_hosts(ctx: Any, words: Sequence[str], run_here: Callable[[], object])
             codes.append(0)
         except typer.Exit as end:
             codes.append(end.exit_code)
-    codes += [each.finish() for each in sent]
+    for host, result in sent.items():
+        try:
+            codes.append(_with_questions(host, result.result, sends[host]))
+        except HostUnreachableError as error:
+            print_error(Problem("", str(error), code=error.code))
+            codes.append(ExitCode.FAILED)
     raise typer.Exit(next((code for code in WORST_CODES if code in codes), max(codes)))
 
 
@@ -234,78 +241,38 @@ def _attach(host: str, words: Sequence[str], runs: Sequence[str], names: Sequenc
     os.execvp(argv[0], argv)  # noqa: S606 (the user's ssh)
 
 
-class HostCommand:
-    """A command of gputrain on a host, which prints here what it prints there."""
-
-    def __init__(self, host: str, words: Sequence[str], runs: Sequence[str], *, is_spread: bool) -> None:
-        self._host = host
-        self._result: int | Exception = ExitCode.FAILED
-        self._prefix = f"{host}: " if is_spread else ""
-        if words[0] == "resume":
-            words = ["resume", "--detach", *(word for word in words[1:] if word not in SCREEN_OPTIONS)]
-            self._prefix = f"{host}:"
-        columns = f"export COLUMNS={shutil.get_terminal_size().columns}; " if sys.stdout.isatty() else ""
-        self._script = remote_script(columns + host_script(host, runs), words)
-        self._thread: threading.Thread | None = None
-        self._start()
-
-    def _start(self) -> None:
-        # ssh ends with the thread that starts it.
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def finish(self) -> int:
-        """Wait for its end, and return its exit code. Raises OSError if its output cannot be printed."""
+def _send(host: str, words: Sequence[str], runs: Sequence[str], *, is_spread: bool) -> int:
+    """Run a command on a host, print what it prints, and return its exit code. Raises HostUnreachableError, and OSError
+    if nobody reads stdout."""
+    prefix, noise = f"{host}: " if is_spread else "", list[bytes]()
+    if words[0] == "resume":
+        words = ["resume", "--detach", *(word for word in words[1:] if word not in SCREEN_OPTIONS)]
+        prefix = f"{host}:"
+    columns = f"export COLUMNS={shutil.get_terminal_size().columns}; " if sys.stdout.isatty() else ""
+    argv = ssh_argv(host, remote_script(columns + host_script(host, runs), words))
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_ssh(argv, **streams) as process:
+        copied = in_background(partial(_copy, process.stderr, MESSAGE_MARKER, f"{host}: ", sys.stderr, noise))
         try:
-            return _with_questions(self._host, self._wait)
-        except HostUnreachableError as error:
-            print_error(Problem("", str(error), code=error.code))
-            return ExitCode.FAILED
+            has_answered = _copy(process.stdout, START_MARKER, prefix, sys.stdout, [])
+        except OSError:
+            process.kill()
+            raise
+        copied.result()
+    if not has_answered:
+        raise HostUnreachableError(f"{host}: {failure_words(b''.join(noise), process.returncode)}")
+    return process.returncode
 
-    def _wait(self) -> int:
-        if self._thread is None:
-            self._start()
-        assert self._thread is not None  # noqa: S101 (just started)
-        self._thread.join()
-        self._thread = None
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result
 
-    def _run(self) -> None:
-        try:
-            self._result = self._send()
-        except (HostUnreachableError, OSError) as error:
-            self._result = error
-
-    def _send(self) -> int:
-        """Run the command, and return its exit code. Raises as `finish` does, and HostUnreachableError."""
-        argv, noise = ssh_argv(self._host, self._script), list[bytes]()
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with start_ssh(argv, stdin=subprocess.DEVNULL, **pipes) as process:
-            errors = threading.Thread(target=self._copy, args=(process.stderr, MESSAGE_MARKER, noise, True))
-            errors.start()
-            try:
-                has_answered = self._copy(process.stdout, START_MARKER, [], False)
-            except OSError:
-                # Nobody reads on, as with `| head`.
-                process.kill()
-                raise
-            errors.join()
-        if not has_answered:
-            raise HostUnreachableError(f"{self._host}: {failure_words(b''.join(noise), process.returncode)}")
-        return process.returncode
-
-    def _copy(self, stream: Any, marker: bytes, noise: list[bytes], is_error: bool) -> bool:
-        """Print the lines behind a marker, and return whether there is one. The last line before is in `noise`."""
-        has_marker, prefix = False, f"{self._host}: " if is_error else self._prefix
-        lines = io.BufferedReader(stream)
-        while line := lines.readline(MAX_LINE_BYTES):
-            if has_marker:
-                text = "\t".join(map(printable, line.decode(errors="replace").rstrip("\n").split("\t")))
-                print(f"{prefix}{text}", file=sys.stderr if is_error else sys.stdout, flush=True)
-            elif line.endswith(marker):
-                has_marker = True
-            else:
-                noise[:] = [line]
-        return has_marker
+def _copy(source: Any, marker: bytes, prefix: str, target: TextIO, noise: list[bytes]) -> bool:
+    """Print the lines behind a marker, and return whether there is one. The last line before it is kept in `noise`."""
+    has_marker, lines = False, io.BufferedReader(source)
+    while line := lines.readline(MAX_LINE_BYTES):
+        if has_marker:
+            text = "\t".join(map(printable, line.decode(errors="replace").rstrip("\n").split("\t")))
+            print(f"{prefix}{text}", file=target, flush=True)
+        elif line.endswith(marker):
+            has_marker = True
+        else:
+            noise[:] = [line]
+    return has_marker
