@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,7 +59,7 @@ MAX_SOCKET_FOLDER_BYTES = 108 - 40 - 17 - 2
 MAX_ANSWER_BYTES = 1 << 24
 MAX_WORDS_CHARS = 300
 READ_BYTES = 1 << 16
-DEFAULT_TIMEOUT_SECONDS = 30.0
+DEFAULT_TIMEOUT_SECONDS = 60.0
 
 START_MARKER = b"gputrain-starts\n"
 """Line before the answer. What an rc file prints comes before it."""
@@ -140,7 +140,6 @@ def _control_options(*, ask: bool, master: bool) -> Mapping[str, str]:
     }
 
 
-@cache
 def _socket_folder() -> str | None:
     """Return a folder for control sockets that only this user can change; None if there is none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -241,7 +240,11 @@ def _read_both(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes
 
 
 def failure_words(stderr: bytes, code: int | None) -> str:
-    """Return why ssh has failed, in its words: the last line that it printed, without control characters."""
+    """Return why ssh has failed, in its words: the last line that it printed, and the title of a boxed warning such as
+    that of a changed host key."""
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    status = "has closed its output" if code is None else exit_status(code)
-    return printable(lines[-1])[:MAX_WORDS_CHARS] if lines else f"ssh {status}"
+    titles = [title for line in lines if line.startswith("@") and (title := line.strip("@ "))]
+    if lines:
+        return printable(" ".join([*titles, lines[-1]]))[:MAX_WORDS_CHARS]
+    # It says nothing of a connection that was lost.
+    return "the connection was lost" if code in (None, SSH_FAILED) else f"ssh {exit_status(code)}"

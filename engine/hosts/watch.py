@@ -46,7 +46,8 @@ FIRST_WORD_SECONDS = 15.0
 INTERVAL_SECONDS = 2  # between two samples of a host with gputrain
 # A host without gputrain sends a sample every 5 s.
 STALE_SECONDS = 10.0
-GIVEN_UP_SECONDS = 30.0  # silence after which a connection ends, also while it is made
+# Silence after which a connection ends, also while it is made: with 2 s for each packet that takes 40 s.
+GIVEN_UP_SECONDS = 60.0
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 5.0)  # before the next attempts
 TICK_SECONDS = 1.0
 END_SECONDS = 1.0
@@ -281,8 +282,9 @@ class _Link:
                 self._take_run(line)
             else:
                 self._words = (self._words + line + b"\n")[-MAX_WORDS_BYTES:]
-        rows = sorted(self._rows.values(), key=lambda row: (-(row.record.started_at or 0.0), row.name))
-        self.reading = replace(self.reading, rows=tuple(rows), has_all_rows=self._has_all_rows)
+        if self._has_all_rows:
+            rows = sorted(self._rows.values(), key=lambda row: (-(row.record.started_at or 0.0), row.name))
+            self.reading = replace(self.reading, rows=tuple(rows), has_all_rows=True)
         if self.reading.state is HostState.OK and self.reading.snapshot is not None:
             self.reading = replace(self.reading, reason=self.reading.snapshot.error or self._note)
 

@@ -14,10 +14,11 @@ ATTACKS.remove("attack")
 SKIPPED_EXIT_CODE = 77
 
 
-# Five to twenty seconds each.
+# Five to forty seconds each.
 NIGHTLY_ATTACKS = (
     "checkpoint_code",
     "command",
+    "hosts",
     "repository",
     "reservations",
     "run_folder",

@@ -45,7 +45,8 @@ QUERY_HELP = "Condition: KEY=VALUE, also with != > < >= <= ~, or text in the nam
     "blanks or operators is in double quotes: '\"val f1\">0.9'.",
     "VALUE may contain *; several values have commas between them. AGE is the time since the start. The trials of a "
     "sweep are one row with the metrics of its best trial; sweep=NAME, --quiet and --json list them one by one. To "
-    "search for a word that is a command, write `gputrain runs list archive`.",
+    "search for a word that is a command, write `gputrain runs list archive`. --hosts lists the newest "
+    "200 runs of each host, as HOST:RUN.",
     kind=MinusWordsCommand,
 )
 def list_runs(

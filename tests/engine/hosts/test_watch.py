@@ -18,7 +18,7 @@ from engine.hosts.reading import HostReading, HostState
 from engine.hosts.watch import NO_RUNS, HostWatch
 from engine.utils.process_table import read_stat
 from support.gputrain_command import ROOT
-from support.servers.ssh_stand_in import HOST_KEY_CHANGED, SshStandIn, run_line, snapshot_line
+from support.servers.ssh_stand_in import CHANGED_WORDS, HOST_KEY_CHANGED, SshStandIn, run_line, snapshot_line
 from tui.cli.console import json_line
 
 DENIED = "echo 'ann@lab: Permission denied (publickey).' >&2; exit 255"
@@ -63,9 +63,8 @@ def hosts(ssh: SshStandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
 
 
 def test_host_with_gputrain_says_gpus_and_runs(hosts: Hosts) -> None:
-    hosts.ssh.add_gputrain(
-        "lab1", snapshot_line("lab1"), f"{run_line('a')}\n{run_line('b')}\n" + json_line({"gone": "a"}) + "\n"
-    )
+    news = [run_line("a"), run_line("b"), json_line({"listed": 2}), json_line({"gone": "a"})]
+    hosts.ssh.add_gputrain("lab1", "", "".join(f"{line}\n" for line in news))
     hosts.follow("lab1")
     reading = hosts.reading(until=lambda reading: reading.snapshot is not None and len(reading.rows) == 1)
     assert reading.snapshot is not None
@@ -84,7 +83,7 @@ def test_failed_host_keeps_its_words_while_others_answer(hosts: Hosts) -> None:
     hosts.follow("rekeyed", "lab1")
     hosts.reading(1, until=lambda reading: reading.state is HostState.OK)
     reading = hosts.reading(0, until=lambda reading: reading.state is HostState.DOWN)
-    assert (reading.reason, reading.must_ask) == ("Host key verification failed.", True)
+    assert (reading.reason, reading.must_ask) == (CHANGED_WORDS, True)
 
 
 def test_lost_host_recovers(hosts: Hosts) -> None:
@@ -124,11 +123,11 @@ def test_silent_host_becomes_stale_with_its_age(hosts: Hosts, monkeypatch: pytes
 
 
 def test_older_gputrain_still_says_its_gpus(hosts: Hosts) -> None:
-    hosts.ssh.add_gputrain(
-        "lab1", program="#!/bin/sh\n[ $1 = gpus ] || exit 2\nsleep 0.3; cat {folder}/gpus; exec sleep 100\n"
-    )
+    program = "#!/bin/sh\n[ $1 = gpus ] || exit 2\ncat {folder}/gpus; exec sleep 9\n"
+    hosts.ssh.add_gputrain("lab1", program=program)
     hosts.follow("lab1")
-    assert hosts.reading(until=lambda reading: reading.snapshot is not None).reason == NO_RUNS
+    reading = hosts.reading(until=lambda reading: not reading.is_awaited)
+    assert (reading.state, reading.reason) == (HostState.OK, NO_RUNS)
 
 
 @pytest.mark.parametrize(("version", "state"), [(2, HostState.OK), (0, HostState.OK), (3, HostState.DOWN)])

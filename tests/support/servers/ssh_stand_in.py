@@ -28,6 +28,7 @@ exec sh -c "$3"
 HOST_KEY_CHANGED = (
     "echo '@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.' >&2; exit 255"
 )
+CHANGED_WORDS = "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! Host key verification failed."
 
 UNKNOWN: Measurement[Any] = Measurement(None, 0.0)
 GPUTRAIN = """\

@@ -236,4 +236,4 @@ def test_watch_prints_each_change_until_nobody_reads(tmp_path: Path) -> None:
 
 def test_watch_needs_json(root: Path) -> None:
     result = runs("--watch")
-    assert (result.exit_code, "--watch: needs --json" in result.stderr) == (2, True)
+    assert result.exit_code == 2 and says(result.stderr, "conflict", "--watch", "--json")
