@@ -28,6 +28,7 @@ from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, UNATTENDED_SECONDS, Ref
 from tui.screens.base import Dialog, GputrainScreen, ResizableScreen, is_too_small
 from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp, resume_garbage_collection
+from tui.widgets.lines import Lines
 
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
@@ -214,6 +215,12 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.gpu_poller.close()
         self.host_poller.close()
         self.run_list_poller.close()
+
+    def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None:
+        """Show a toast at the top if it would cover the row that it speaks of, which is under the cursor."""
+        is_low = isinstance(self.focused, Lines) and self.focused.cursor_y > self.size.height // 2
+        self.screen.set_class(is_low, "-toasts-above")
+        super().show_toast(message, timeout_s=timeout_s)
 
     def open_run(self, folder: str) -> None:
         """Open the screen of the run in `folder`."""

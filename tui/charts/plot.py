@@ -61,6 +61,8 @@ class Curve:
     is_dashed: bool = False
     star_x: float | None = None
     mark: str = ""
+    latest: float | None = None
+    """What lists and log show as its latest value, if that is no mean of a block of steps."""
 
     @property
     def series(self) -> Series:

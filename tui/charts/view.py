@@ -121,15 +121,17 @@ class ChartView:
         return replace(self, cursor=min(max(cursor, low), high))
 
 
-def curves_for(data: Curves, chart: Chart, axis: XAxis) -> list[Curve]:
-    """Return the curves of a chart of one run. A star marks the best value of the validation."""
+def curves_for(data: Curves, chart: Chart, axis: XAxis, latest: Mapping[str, float | None] = {}) -> list[Curve]:
+    """Return the curves of a chart of one run. A star marks the best value of the validation. `latest` has the values
+    that lists and log show, by metric."""
     labels, (best, star_x, _) = curve_labels(chart), _best_of(data, chart, axis)
     curves = list[Curve]()
     for index, (name, source) in enumerate(chart.metrics.items()):
         is_dashed = source in DASHED or (source is MeasuredOn.ONLY and len(chart.metrics) > 1)
         style = series_style((chart.color - 1 + index) % COLORS + 1)
         star = star_x if name == best else None
-        curves.append(Curve(printable(labels[name]), data.over(name, axis), style, is_dashed, star))
+        label, value = printable(labels[name]), latest.get(name)
+        curves.append(Curve(label, data.over(name, axis), style, is_dashed, star, latest=value))
     return curves
 
 

@@ -27,7 +27,7 @@ from engine.launch.detached import LaunchedRun
 from engine.runs.control import RequestName
 from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import NO_METRICS
+from engine.runs.metrics import NO_METRICS, metric_of_key
 from engine.runs.run_row import RunRow, read_row
 from engine.show.charts import Chart, Kind, Place, charts_of, kind_of, run_charts
 from engine.utils.errors import Problem
@@ -242,7 +242,10 @@ class RunScreen(ChartScreen):
     def draw_chart(self, chart: ChartPanel) -> None:
         data, view, chart_id = self.chart_data, self.view, str(chart.id)
         row, window = view.charts[chart_id], view.window(data, chart_id)
-        curves = curves_for(data, row, view.axis)
+        values = {} if self.snapshot is None else self.snapshot.row.record.values
+        # The loss of a step is not yet that of its epoch.
+        shown = {key: values.get(key) for key in row.metrics if not self.is_live or metric_of_key(key).is_of_step}
+        curves = curves_for(data, row, view.axis, shown)
         chart.draw(curves, window, self.chart_note(chart_id), view.cursor, best_note(data, row))
 
     def chart_note(self, chart_id: str) -> str:
@@ -295,7 +298,8 @@ class RunScreen(ChartScreen):
         # Title and footer have a line each.
         width, height = self.size.width, self.size.height - 2 - self._num_status_lines
         ranks = self.snapshot.ranks if self.snapshot is not None else RankReadings()
-        count = ranks.count if self.is_training or ranks.command is not None else 0
+        has_ranks = self.is_training and self.launched is None
+        count = ranks.count if has_ranks or ranks.command is not None else 0
         room = RunRoom(width, height, self._num_charts, count, len(self.log_of_run), bool(ranks.loads))
         return self.run_panels.fit(room)
 

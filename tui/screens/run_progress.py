@@ -199,7 +199,7 @@ def _append_progress(line: Text, row: RunRow, width: int) -> None:
         if width >= 80:
             line.append(f"   step {max(min(step - (epoch - 1) * per_epoch, per_epoch), 0)}/{per_epoch}")
     rate = format_known("rate_now", values.get("rate_now"))
-    rate = rate and f"   {rate} images/s"
+    rate = rate and f"   {rate} {METRICS['rate_now'].label}"
     room = width - line.cell_len - len(done + tail) - 4
     elapsed = f"   for {format_duration(row.age_seconds)}" if row.age_seconds else ""
     for before, after in ((elapsed, ""), ("", rate)):

@@ -69,6 +69,8 @@ class SweepScreen(GputrainScreen):
         self._wanted = trial
         self._whole = False
         """Whether the charts have room for outliers."""
+        self._drawn: object = None
+        """What the charts show."""
         self.folder = folder
         self.sweep_poller = self.follow(watch_sweep(folder, app.intervals.poll_s))
 
@@ -132,8 +134,11 @@ class SweepScreen(GputrainScreen):
         params.set_rows([KeyedRow(key, styled(table.line(key))) for key in keys], [styled(table.header(MUTED))])
         params.set_titles("Parameters by importance" if status.importances else "Parameters")
         key, label = params.selected_key, printable(status.settings.objective.label)
-        if selected is None or key is None:
+        # Of a trial that runs, the time alone changes.
+        drawn = (status.curves, status.counts, status.best, number, key, self._whole)
+        if selected is None or key is None or drawn == self._drawn:
             return
+        self._drawn = drawn
         curves, window = trial_curves(status, selected)
         note = f"best {len(curves)} trials" if len(curves) < len(status.trials) else ""
         chart = self.query_one("#trial-curves", ChartPanel)

@@ -206,23 +206,17 @@ def param_text(row: TrialRow, key: str) -> str:
 
 def status_lines(status: SweepStatus) -> list[Text]:
     """Return what is above the panels: whether the sweep runs, its trials by state, the best one, and the command that
-    repeats it."""
+    trains it longer."""
     from engine.sweeps.best import best_command
 
     sign, style = SYMBOLS[{"running": "running", "ended": "complete"}.get(status.state, "stopped")]
-    resume = f" (gputrain sweep resume {printable(status.name)})" if status.state == "not running" else ""
-    done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done   "
     counts = ", ".join(state_counts(status))
-    lines = [Text.assemble((f"{sign} ", style), (status.state, STRONG), (resume, MUTED), done, (counts, MUTED))]
+    done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done: "
+    resume = f"   gputrain sweep resume {printable(status.name)}" if status.state == "not running" else ""
+    lines = [Text.assemble((f"{sign} ", style), (status.state, STRONG), done, counts, (resume, MUTED))]
     if (best := status.best) is not None:
         objective = status.settings.objective
-        values = "  ".join(f"{key}={format_param(value)}" for key, value in best.params.items())
-        lines.append(
-            Text.assemble(
-                (f"★ {objective.label} {format_value(objective, best.value)}", GOOD),
-                f" in trial {best.number}  ", (printable(values), MUTED),
-            )
-        )  # fmt: skip
+        value = f"★ {objective.label} {format_value(objective, best.value)}"
         command = best_command(SweepFolder(Path(status.folder)), status.settings, best.params)
-        lines.append(Text(printable(f"a  {command}"), MUTED))
+        lines.append(Text.assemble((value, GOOD), f" in trial {best.number}   ", (printable(f"a  {command}"), MUTED)))
     return lines

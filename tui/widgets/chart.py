@@ -184,7 +184,7 @@ def curve_value(curve: Curve, x: float | None) -> float | None:
     """Return the value of a curve at `x`, or the latest one; None if it is unknown."""
     series = curve.values
     if x is None:
-        return series.latest()
+        return series.latest() if curve.latest is None else curve.latest
     # A curve that ends before `x` by more than the distance of its points has no value there.
     past = len(series.x) > 1 and x - series.x[-1] > series.x[-1] - series.x[-2]
     return None if past else series.value_at(x)

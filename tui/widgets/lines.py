@@ -189,6 +189,11 @@ class Lines(ScrollView, can_focus=True):
         """Index of the row under the cursor; None without rows or cursor."""
         return self._cursor if self._selectable and self._rows else None
 
+    @property
+    def cursor_y(self) -> int:
+        """The line of the terminal with the row under the cursor."""
+        return self.content_region.y + len(self._header) + self._cursor * self._row_height - int(self.scroll_offset.y)
+
     def set_rows(self, rows: Sequence[KeyedRow], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
         """Replace the rows; without rows, `empty_text` is shown. The cursor follows its row if that still exists."""
         key, before = self.selected_key, self._visible_lines()

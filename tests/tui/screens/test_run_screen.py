@@ -11,10 +11,12 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.runs.control import consume_requests
-from engine.runs.events import StepEvent
+from engine.runs.events import RunFinished, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
-from support.runs.event_factories import make_epoch, make_run_started
+from engine.runs.ownership import Ownership
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started, make_step
 from support.runs.factories import make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
@@ -146,3 +148,22 @@ def test_log_panel_follows_until_scrolled_up(tmp_path: Path) -> None:
         assert "line 60" in visible_text(pilot, "#log")
 
     drive(real_app(tmp_path / "runs", run="a"), act)
+
+
+@pytest.mark.parametrize(("ends", "train_loss"), [([], "0.9000"), ([RunFinished(state="finished")], "0.5000")])
+def test_chart_titles_have_the_numbers_of_lists_and_log(
+    tmp_path: Path, ends: list[RunFinished], train_loss: str
+) -> None:
+    last = replace(make_step(20), losses=[0.1, 0.9], grad_norm=1.25)
+    epoch = replace(make_epoch(1, 0.5), train_loss=0.5, step=20)
+    folder = make_run_folder(tmp_path / "runs", "a", make_run_started(), make_step(10), last, epoch, *ends)
+    owner = None if ends else Ownership(folder)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await wait_until_idle(pilot)
+        assert f"train {train_loss}" in visible_text(pilot, "#chart-0")
+        assert "1.2500" in visible_text(pilot) and (ends or "grad norm 1.25" in visible_text(pilot, "#bottleneck"))
+
+    drive(real_app(tmp_path / "runs", "a"), act, (160, 48))
+    if owner is not None:
+        owner.release()

@@ -9,13 +9,18 @@ from textual import events
 from textual.command import CommandPalette
 from textual.pilot import Pilot
 
-from support.screen.demo_app import demo_app, visible_text, wait_until_idle
+from engine.runs.events import RunFinished
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_run_folder
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
+from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
 from tui.screens.dialogs import ChoiceDialog, HelpDialog
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
+from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SMALL, LARGE = (40, 10), (100, 30)
@@ -98,3 +103,20 @@ def test_ctrl_q_is_no_key(demo_runs_folder: Path) -> None:
         assert len(pilot.app.screen_stack) == 2
 
     drive(demo_app(demo_runs_folder), act, LARGE)
+
+
+@pytest.mark.parametrize("key", ["g", "G"], ids=["first", "last"])
+def test_toast_never_covers_the_row_under_the_cursor(tmp_path: Path, key: str) -> None:
+    for number in range(20):
+        make_run_folder(tmp_path / "runs", f"run-{number:02d}", make_run_started(), RunFinished(state="finished"))
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert isinstance(pilot.app, GputrainApp)
+        await press(pilot, "r", key)
+        lines = pilot.app.screen.query_one(Lines)
+        name = Path(str(lines.selected_key)).name
+        pilot.app.show_toast(f"{name} cannot be resumed from here. " * 6)
+        await wait_until(pilot, lambda: "cannot be resumed" in visible_text(pilot))
+        assert name in visible_text(pilot).splitlines()[lines.cursor_y]
+
+    drive(real_app(tmp_path / "runs"), act, (60, 20), notifications=True)

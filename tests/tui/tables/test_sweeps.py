@@ -69,5 +69,5 @@ def test_bars_are_sorted_as_the_values(status: SweepStatus) -> None:
 
 def test_status_names_the_best_trial_and_the_command_that_trains_it_longer(status: SweepStatus) -> None:
     text = " ".join(" ".join(line.plain for line in status_lines(status)).split())
-    assert "best val acc 0.9500 in trial 2" in text and "optim.lr=0.07" in text
+    assert "best val acc 0.9500 in trial 2" in text
     assert "--epochs 50 --name s-best" in text
