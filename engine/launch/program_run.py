@@ -6,18 +6,15 @@ are those of `engine.command.process_tree`.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import select
 import shlex
 import signal
 import socket
-import termios
 import time
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,8 +57,6 @@ from engine.utils.units import format_duration
 
 # A request waits so long at most.
 TICK_SECONDS = 1.0
-# Output that comes so shortly before a tick brings it forward: the process wakes once for both.
-EARLY_SECONDS = 0.5
 # Output is collected, so that a program that prints character by character does not wake this process for each.
 COLLECT_SECONDS = 0.05
 # Half of the buffer of a terminal. The program waits when it is full.
@@ -278,14 +273,12 @@ class StartedProgram:
         ready = {descriptor for descriptor, _ in poll.poll(1000 * (left if is_running else COLLECT_SECONDS))}
         if self._wakeup in ready:
             os.read(self._wakeup, 1 << 10)
-        elif ready and is_running and self._process.fileno() not in ready:
-            if _unread_bytes(ready) < FULL_BYTES:
-                for descriptor in outputs:
-                    poll.unregister(descriptor)
-                poll.poll(1000 * COLLECT_SECONDS)
-            if until - time.monotonic() < EARLY_SECONDS:
-                until = time.monotonic()
+        before = self._terminal.num_bytes
         self._add_output(self._terminal.read())
+        if is_running and ready and ready <= set(outputs) and self._terminal.num_bytes - before < FULL_BYTES:
+            for descriptor in outputs:
+                poll.unregister(descriptor)
+            poll.poll(1000 * COLLECT_SECONDS)
         return until
 
     def tick(self, usage: GpuEvent | None) -> None:
@@ -373,16 +366,6 @@ class StartedProgram:
         if lines or pending != self._pending:
             self._pending = pending
             self._run.recorder.show(CommandOutput(lines=[*lines], pending=tuple(pending)))
-
-
-def _unread_bytes(descriptors: Iterable[int]) -> int:
-    """Return how much can be read from terminals and pipes (ioctl_tty(2))."""
-    unread = array("i", [0])
-    total = 0
-    for descriptor in descriptors:
-        fcntl.ioctl(descriptor, termios.FIONREAD, unread)
-        total += unread[0]
-    return total
 
 
 @contextmanager
