@@ -10,7 +10,6 @@ import importlib
 import os
 import re
 import sys
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from engine.utils.errors import (
 from engine.utils.exits import exit_status
 from engine.utils.files import settings_file
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
+from engine.utils.text import list_names
 
 T = TypeVar("T")
 
@@ -315,31 +315,28 @@ def check_user_code(config: Config) -> list[Problem]:
 
     The import runs in a helper process because user code can import torch, print, or exit.
     """
-    names = [(key, name) for key, key_names in user_code_names(config).items() for name in key_names]
-    if not names:
-        return []
-    deadline = time.monotonic() + _IMPORT_TIMEOUT_SECONDS
-    problems: list[Problem] = []
-    with start_helper("engine.config.user_code", keep_stderr=False) as helper:
-        helper.send(UserCodeRequest(tuple(names), config.run.code, config.run.code_packages))
-        for key, name in names:
-            try:
-                problems += helper.receive(list[Problem], deadline - time.monotonic())
-            except HelperTimeoutError:
-                reason = f"{name} is still being imported after {_IMPORT_TIMEOUT_SECONDS:.0f} s"
-                return [*problems, Problem(key, reason, "move work out of the module's top level", code="timed-out")]
-            except HelperExitedError as error:
-                reason = f"the process that imported {name} {exit_status(error.exit_code or 0)}"
-                return [*problems, Problem(key, reason, RUN_USER_CODE_ADVICE, code="user-code-failed")]
+    named = [(key, name) for key, names in user_code_names(config).items() for name in names]
+    with collect_problems(problems := list[Problem]()):
+        if named:
+            ask_user_code(
+                "engine.config.user_code",
+                UserCodeRequest(tuple(named), config.run.code, config.run.code_packages),
+                Answer[bool],
+                _IMPORT_TIMEOUT_SECONDS,
+                key=named[0][0],
+                name=list_names([name for _, name in named]),
+                verb="imported",
+                result="been imported",
+            )
     return problems
 
 
 def main(parent: ParentPipe) -> None:
-    """Entry point of the helper process of `check_user_code`: send the problems of each name."""
+    """Entry point of the helper process of `check_user_code`: send the problems of all names."""
     # Leave no __pycache__ in the user's folder.
     sys.dont_write_bytecode = True
-    request = parent.receive(UserCodeRequest)
+    request, problems = parent.receive(UserCodeRequest), list[Problem]()
     for key, name in request.names:
-        with collect_problems(problems := list[Problem]()):
+        with collect_problems(problems):
             load_user_code(key, name, request.folder, request.packages)
-        parent.send(problems)
+    parent.send(Answer(value=True, problems=tuple(problems)))

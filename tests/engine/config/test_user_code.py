@@ -169,15 +169,15 @@ def test_check_user_code_imports_every_name_in_subprocess(
             "data": {"dataset": "owncode.light:table"},
             "model": {"name": "owncode.light:build"},
             "loss": {"name": "owncode.divides:loss"},
-            "augment": {"transform": "owncode.dies:transform"},
         }
     )
     problems = check_user_code(checked)
-    assert [problem.location for problem in problems] == ["data.dataset", "loss.name", "augment.transform"]
+    assert [problem.location for problem in problems] == ["data.dataset", "loss.name"]
     assert has_problem(problems, "invalid-value", "data.dataset", "dict")
     assert has_problem(problems, "user-code-failed", "loss.name", "ZeroDivisionError")
-    assert has_problem(problems, "user-code-failed", "augment.transform", "owncode.dies:transform", exit_status(4))
     assert capfd.readouterr() == ("", ""), "output of user code must not reach the terminal"
+    problems = check_user_code(config(user_code_folder, "owncode.dies:build"))
+    assert has_problem(problems, "user-code-failed", "model.name", "owncode.dies:build", exit_status(4))
     assert not list(user_code_folder.rglob("dies*.pyc"))
 
 
