@@ -28,7 +28,7 @@ from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import PACKED_SUFFIX
 from engine.config.schema import Config, fields, is_text_field, sections
 from engine.config.section import USER_CODE_FILE
-from engine.config.settings import read_code_packages
+from engine.config.settings import read_settings
 from engine.config.tasks import TASK_FACTS
 from engine.config.training_sections import OptimConfig
 from engine.config.user_code import TRUST_ADVICE, user_code_names
@@ -216,7 +216,7 @@ def resolve_config(
     ConfigError with all problems, whose `valid_part` names no such code and URL, and UsageError if a file cannot be
     read.
     """
-    packages = read_code_packages()
+    packages = read_settings().run.code_packages
     layers = [Layer(str(settings_file()), {"run": {"code_packages": packages}})] if packages else []
     layers += _read_base(file) if file is not None else []
     file_layers = [layer.values for layer in layers]

@@ -8,15 +8,12 @@ It holds `run: {code_packages: [...]}`, which `engine.config.loader` merges belo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import yaml
-from pydantic import Field
+from pydantic import Field, Strict
 
-from engine.config.run_sections import RunConfig
-from engine.config.section import Section
+from engine.config.section import PackageNames, Section
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.utils.errors import UsageError
 from engine.utils.files import config_folder, own_folder_advice, read_bytes, settings_file, user_path_problem
@@ -37,20 +34,20 @@ class LimitValues(Section):
     )
 
 
-@dataclass(frozen=True)
-class UserSettings:
+class RunSettings(Section):
+    """Section `run` of the settings file."""
+
+    code_packages: PackageNames = ()
+
+
+class UserSettings(Section):
     """Content of the settings file."""
 
-    code_packages: tuple[str, ...] = ()
-    limits: LimitValues = field(default_factory=LimitValues)
-    reservations: Path | None = None
-    hosts: tuple[str, ...] = ()
+    run: RunSettings = RunSettings()
+    limits: LimitValues = LimitValues()
+    reservations: Annotated[str, Field(pattern="^/")] | None = None
+    hosts: Annotated[tuple[str, ...], Strict(False)] = ()
     """As typed: `engine.hosts.channel` checks the names."""
-
-
-def read_code_packages() -> tuple[str, ...]:
-    """Return `run.code_packages` of the user's settings. Raises UsageError as `read_settings` does."""
-    return read_settings().code_packages
 
 
 def read_settings() -> UserSettings:
@@ -76,29 +73,10 @@ def read_settings() -> UserSettings:
         reason = f"is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"
         raise UsageError.one(str(path), reason, code="foreign-writable")
     try:
-        return _parse(parse_yaml(text))
+        content = parse_yaml(text) or {}
+        if isinstance(content, dict):
+            content = {key: value for key, value in content.items() if value is not None}
+        return UserSettings.model_validate(content)
     except (yaml.YAMLError, ValueError) as error:
         reason = f"is not valid: it may hold {CONTENT}"
         raise UsageError.one(str(path), reason, code="wrong-format") from error
-
-
-def _parse(content: Any) -> UserSettings:
-    """Raises ValueError for anything but the known keys."""
-    content = content or {}
-    if not isinstance(content, dict) or set(content) - {"run", "limits", "reservations", "hosts"}:
-        raise ValueError("unknown content")
-    run, limits = content.get("run") or {}, content.get("limits") or {}
-    if not isinstance(run, dict) or set(run) - {"code_packages"}:
-        raise ValueError("unknown content")
-    folder = content.get("reservations")
-    if folder is not None and not (isinstance(folder, str) and Path(folder).is_absolute()):
-        raise ValueError("not an absolute path")
-    hosts = content.get("hosts") or []
-    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-        raise ValueError("no list of names")
-    return UserSettings(
-        RunConfig.model_validate(run).code_packages,
-        LimitValues.model_validate(limits),
-        None if folder is None else Path(folder),
-        tuple(hosts),
-    )

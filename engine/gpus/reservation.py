@@ -21,7 +21,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,11 +30,9 @@ from engine.gpus.reservation_entry import ReservationEntry, ReservedRank, reserv
 from engine.gpus.reservation_reader import remove_entry
 from engine.utils.codec import asdict, encode, replace, to_builtins
 from engine.utils.errors import UsageError
-from engine.utils.files import replace_file
-from engine.utils.locks import take_write_lock, try_flock
-from engine.utils.wait import wait_until
+from engine.utils.files import locked_folder, replace_file
+from engine.utils.locks import take_write_lock
 
-LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
 # Shows that the supervisor answers, and keeps the files: by default systemd-tmpfiles deletes those in /tmp that have
 # not been touched for 10 days.
 BEAT_SECONDS = 10.0
@@ -269,26 +267,9 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 def user_lock() -> Iterator[None]:
     """Hold the lock of this user while GPUs are selected, so that two runs do not exceed a limit of theirs together.
 
-    Other users cannot open it. It is given up after LOCK_TIMEOUT_SECONDS: a suspended run must not stop the others.
+    Whoever holds it too long is not waited for: a suspended run must not stop the others.
     """
-
-    def take() -> tuple[Path, int] | None:
-        path = _user_folder() / "lock"
-        # Another run may end and remove the empty folder in the meantime.
-        with suppress(FileNotFoundError):
-            lock_fd = try_flock(path)
-            return None if lock_fd is None else (path, lock_fd)
-        return None
-
-    lock = None
-    with suppress(OSError, UsageError):
-        lock = wait_until(take, LOCK_TIMEOUT_SECONDS)
-    try:
+    with ExitStack() as stack:
+        with suppress(OSError, UsageError):
+            stack.enter_context(locked_folder(_user_folder()))
         yield
-    finally:
-        if lock is not None:
-            # Unlinked before it is unlocked, so that waiting processes notice by the inode and create a new file.
-            with suppress(OSError):
-                lock[0].unlink()
-                lock[0].parent.rmdir()
-            os.close(lock[1])

@@ -130,5 +130,6 @@ def _root_of_settings(path: Path) -> Path | None:
         from engine.config.settings import read_settings
 
         with suppress(UsageError):
-            return read_settings().reservations
+            folder = read_settings().reservations
+            return None if folder is None else Path(folder)
     return None

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import ConfigError, resolve_config, validate_config
 from engine.config.schema import Config, sections, without_unstored
-from engine.config.settings import read_code_packages
+from engine.config.settings import read_settings
 from engine.config.user_code import is_user_code, user_code_names
 from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize
 from engine.data.sources.base import ImageFormat
@@ -193,7 +193,9 @@ def limit_to_run(config: Config, checkpoint: Path, folder: RunFolder) -> tuple[C
             foreign[key] = f"{checkpoint}, which {owner}, names it, but {config_file} does not"
         elif (reason := foreign_folder or foreign_in_run.get(key) or foreign_in_run.get("run.code")) is not None:
             foreign[key] = reason
-    run = config.run.model_copy(update={"code": run_config.run.code, "code_packages": read_code_packages()})
+    run = config.run.model_copy(
+        update={"code": run_config.run.code, "code_packages": read_settings().run.code_packages}
+    )
     loading = {key: getattr(run_config.data, key) for key in LOADING_KEYS}
     model, data = config.model, config.data.model_copy(update={"download": False, **loading})
     if "model.name" in run_names.keys() - foreign.keys():

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
-from engine.config.settings import read_code_packages, read_settings
+from engine.config.settings import read_settings
 from engine.utils.files import settings_file
 from engine.utils.trust import foreign_reason
 from support.messages import raises_problem
@@ -29,7 +29,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def test_settings_allow_packages_in_all_runs(settings: Path) -> None:
-    assert read_code_packages() == ()
+    assert read_settings().run.code_packages == ()
     write(settings, "run: {code_packages: [torchvision, timm]}\n")
     resolved = resolve_config("digits")
     assert resolved.config.run.code_packages == ("torchvision", "timm")
@@ -53,7 +53,7 @@ def test_settings_allow_packages_in_all_runs(settings: Path) -> None:
 def test_settings_refuse_other_content(settings: Path, text: str) -> None:
     write(settings, text)
     with raises_problem("wrong-format", str(settings), "run: {code_packages"):
-        read_code_packages()
+        read_settings()
 
 
 def test_settings_refuse_file_that_others_can_write(settings: Path) -> None:
@@ -65,10 +65,10 @@ def test_settings_refuse_file_that_others_can_write(settings: Path) -> None:
 def test_settings_may_be_link_to_file_of_user(settings: Path, tmp_path: Path) -> None:
     write(tmp_path / "dotfile.yaml", "run: {code_packages: [timm]}\n")
     settings.symlink_to(tmp_path / "dotfile.yaml")
-    assert read_code_packages() == ("timm",)
+    assert read_settings().run.code_packages == ("timm",)
     (tmp_path / "dotfile.yaml").chmod(0o666)
     with raises_problem("foreign-writable", str(settings), foreign_reason(settings.stat())):
-        read_code_packages()
+        read_settings()
 
 
 def test_config_file_cannot_set_packages(tmp_path: Path, settings: Path) -> None:
@@ -93,13 +93,13 @@ def test_code_packages_refuses_invalid_names() -> None:
 def test_settings_refuse_link_to_inaccessible_file(settings: Path) -> None:
     settings.symlink_to("/" + "a" * 300)
     with raises_problem("not-readable", str(settings), os.strerror(errno.ENAMETOOLONG)):
-        read_code_packages()
+        read_settings()
 
 
 def test_settings_refuse_pipe(settings: Path) -> None:
     os.mkfifo(settings)
     with raises_problem("not-readable", str(settings)):
-        read_code_packages()
+        read_settings()
 
 
 def test_settings_name_hosts_in_their_order(settings: Path) -> None:

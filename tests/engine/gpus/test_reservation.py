@@ -84,8 +84,9 @@ class Holder:
 
 # Reserves what was free before other processes reserve the same.
 SELECT_AT_THE_SAME_TIME = """
-from engine.gpus import allocation, reservation
-reservation.LOCK_TIMEOUT_SECONDS = 0.1
+from engine.gpus import allocation
+from engine.utils import files
+files.LOCK_WAIT_SECONDS = 0.1
 original_select, calls = allocation.select, []
 def select(*arguments, **options):
     chosen = original_select(*arguments, **options)

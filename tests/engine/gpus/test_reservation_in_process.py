@@ -16,7 +16,7 @@ from engine.gpus import reservation
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import BEAT_SECONDS, Reservation, ReservationError, user_lock
 from engine.gpus.reservation_reader import read_reservations
-from engine.utils.locks import try_flock
+from engine.utils import files
 from support.messages import raises_problem
 
 
@@ -129,40 +129,12 @@ def test_reservation_is_made_although_another_run_removes_the_folder(
     own.release()
 
 
-def test_lock_of_user_is_exclusive_private_and_leaves_no_file(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    holds, mode = list[bool](), 0
-
-    def try_lock(path: Path) -> int | None:
-        lock_fd = try_flock(path)
-        holds.append(lock_fd is not None)
-        return lock_fd
-
-    monkeypatch.setattr(reservation, "try_flock", try_lock)
-    monkeypatch.setattr(reservation, "LOCK_TIMEOUT_SECONDS", 0.0)
-    with user_lock():
-        [lock] = base.glob("gputrain-*/*")
-        mode = lock.stat().st_mode & 0o777
-        with user_lock():
-            assert holds == [True, False]
-    with user_lock():
-        assert holds == [True, False, True]
-    assert (mode, list(base.iterdir())) == (0o600, [])
-
-
-def test_lock_of_user_is_taken_although_its_holder_removes_the_file(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flock, calls = fcntl.flock, list[Path]()
-
-    def remove_file_once(fd: int, operation: int) -> None:
-        if not calls:
-            calls.extend(base.glob("gputrain-*/*"))
-            calls[0].unlink()
-        flock(fd, operation)
-
-    monkeypatch.setattr(fcntl, "flock", remove_file_once)
-    with user_lock():
-        assert calls[0].exists()
+def test_lock_of_user_is_exclusive_and_not_waited_for_too_long(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LOCK_WAIT_SECONDS", 0.0)
+    with user_lock(), user_lock():
+        [folder] = base.iterdir()
+        with files.opened(folder, os.O_RDONLY) as handle:
+            assert files.has_flock(handle)
 
 
 def test_rejoining_the_queue_replaces_the_entry(base: Path) -> None:
