@@ -69,8 +69,6 @@ class RunList:
         self._has_changed = False
         """Whether an entry has changed since `rows` was made."""
         self._live: set[str] = set()
-        self._fresh: set[str] = set()
-        """Names of the folders with a fresh entry."""
         self._slow_reads = 0
         self._check_position = 0
         self._root_stamp: int | None = None
@@ -118,28 +116,20 @@ class RunList:
         for name in self._entries.keys() - found.keys():
             self._has_changed |= self._entries.pop(name).row is not None
             self._live.discard(name)
-            self._fresh.discard(name)
         # File systems number new folders upwards, more or less, so this reads the newest runs first.
         new = found.keys() - self._entries.keys()
         self._waiting = sorted(new, key=lambda name: (found[name], name), reverse=True)
 
     def _check(self, *, check_all: bool) -> None:
         """Reread changed folders of ended runs."""
-        names = list(self._entries)
         if check_all:
-            self._read_all(names)
+            self._read_all(list(self._entries))
             return
-        newest = [row.folder.rpartition("/")[2] for row in self.rows[:CHECK_NEWEST]]
-        first = {name: None for name in (*self._fresh, *newest) if name in self._entries and name not in self._live}
+        newest = {row.folder.rpartition("/")[2]: None for row in self.rows[:CHECK_NEWEST] if not row.live}
+        names = [name for name in self._entries if name not in self._live and name not in newest]
         start = self._check_position % max(len(names), 1)
-        others = [
-            name
-            for name in (names[start:] + names[:start])[:CHECK_OTHERS]
-            if name not in self._live and name not in first
-        ]
-        done = self._read_all([*first, *others], CHECK_SECONDS)
-        # The live runs among them count, too.
-        self._check_position = start + (CHECK_OTHERS if done == len(first) + len(others) else max(done - len(first), 0))
+        done = self._read_all([*newest, *(names[start:] + names[:start])[:CHECK_OTHERS]], CHECK_SECONDS)
+        self._check_position = start + max(done - len(newest), 0)
 
     def _read_all(self, names: Sequence[str], max_seconds: float = math.inf) -> int:
         """Bring the entries of folders up to date, in this order, for about that time. Return how many."""
@@ -183,8 +173,7 @@ class RunList:
             self._has_changed = True
         is_fresh = stamp is not None and _is_fresh(stamp[0]) and not (row is not None and row.live)
         self._entries[name] = entry = _Entry(stamp, row, is_fresh)
-        for names, belongs in ((self._live, entry.is_live), (self._fresh, is_fresh)):
-            (names.add if belongs else names.discard)(name)
+        (self._live.add if entry.is_live else self._live.discard)(name)
 
 
 def _order(row: RunRow) -> tuple[float, str]:
