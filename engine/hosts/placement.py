@@ -50,7 +50,15 @@ MAX_SHOWN_CHARS = 300
 T = TypeVar("T")
 # What a host prints on stderr before this line is the noise of its rc files.
 MESSAGE_MARKER = b"gputrain-messages\n"
-_PRINT_MESSAGE_MARKER = "printf 'gputrain-%s\\n' messages >&2"
+_NO_GPUTRAIN = (
+    "no gputrain in the PATH of a command over ssh, in ~/.local/bin or in the folder of the one here; install it "
+    "there, or link it into ~/.local/bin"
+)
+GPUTRAIN_LINES = (
+    "printf 'gputrain-%s\\n' messages >&2",
+    f"command -v gputrain >/dev/null || {{ echo {shlex.quote(f'error: {_NO_GPUTRAIN}')} >&2; exit 2; }}",
+)
+"""Lines of a shell that begin the messages of gputrain, and end with a sentence on a host without it."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ def start_on_host(host: str, request: RemoteRequest) -> RemoteStart:
     elif request.is_command or request.files:
         reason = f"{host} does not share {printable(str(request.folder))} with this host"
         raise UsageError.one("--on", reason, "--copy sends the code, as --snapshot would copy it", code="not-found")
-    script = "\n".join([*lines, *environment_lines(request.environment), *gputrain_lines(host), _start_line(words)])
+    script = "\n".join([*lines, *environment_lines(request.environment), *GPUTRAIN_LINES, _start_line(words)])
     with tempfile.TemporaryFile() as file:
         # On stdin: other users see arguments.
         file.write(script.encode(errors="surrogateescape"))
@@ -131,20 +139,6 @@ def environment_lines(variables: Mapping[str, str]) -> list[str]:
         programs = shlex.quote(f"{folder}/bin")
         lines.append(f'[ -d {programs} ] && PATH={programs}:"$PATH"')
     return lines
-
-
-def gputrain_lines(host: str) -> list[str]:
-    """Return lines of a shell that end with a sentence on a host without gputrain."""
-    sentence = shlex.quote(f"error: {no_gputrain(host)}")
-    return [_PRINT_MESSAGE_MARKER, f"command -v gputrain >/dev/null || {{ echo {sentence} >&2; exit 2; }}"]
-
-
-def no_gputrain(host: str) -> str:
-    """Return the sentence about a host without gputrain."""
-    return (
-        f"{host} has no gputrain in the PATH of a command over ssh, in ~/.local/bin or in the folder of the one here; "
-        "install it there, or link it into ~/.local/bin"
-    )
 
 
 def _start_line(words: Sequence[str]) -> str:
@@ -260,7 +254,7 @@ def _read_json(host: str, command: str, parse: Callable[[bytes], T]) -> T:
     """Return what a command of gputrain prints as JSON on a host. Raises HostUnreachableError without that."""
     answer = run_on(host, ["gputrain", command, "--json"])
     if answer.code == CommandExit.NOT_FOUND:
-        raise HostUnreachableError(no_gputrain(host))
+        raise HostUnreachableError(f"{host}: {_NO_GPUTRAIN}")
     try:
         return parse(answer.stdout)
     except InvalidRecordError as error:

@@ -31,7 +31,7 @@ from engine.hosts.channel import (
     ssh_argv,
     start_ssh,
 )
-from engine.hosts.placement import MESSAGE_MARKER, RemoteRequest, gputrain_lines, messages_of, start_on
+from engine.hosts.placement import GPUTRAIN_LINES, MESSAGE_MARKER, RemoteRequest, messages_of, start_on
 from engine.hosts.reading import parse_run
 from engine.hosts.watch import ASKS
 from engine.runs.root import runs_root
@@ -197,7 +197,7 @@ def _words_for(host: str, words: Sequence[str], places: Mapping[str, tuple[str, 
     return [places[word][1] if word in places else word for word in words if places.get(word, (host, ""))[0] == host]
 
 
-def host_script(host: str, runs: Sequence[str], *, marks: bool = True) -> str:
+def host_script(runs: Sequence[str], *, marks: bool = True) -> str:
     """Return a line of a shell that runs `gputrain` with its arguments on a host, where these runs are.
 
     The runs folder is that of this shell, if the host has it, else that of the host, where the runs of copies are."""
@@ -206,7 +206,7 @@ def host_script(host: str, runs: Sequence[str], *, marks: bool = True) -> str:
         f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null",
         'export GPUTRAIN_RUNS="${GPUTRAIN_RUNS:-$HOME/runs}"',
         f'[ -d {root} ] && {{ [ -e {root}/{first} ] || [ ! -e "$GPUTRAIN_RUNS"/{first} ]; }} && GPUTRAIN_RUNS={root}',
-        *gputrain_lines(host)[not marks :],
+        *GPUTRAIN_LINES[not marks :],
         'exec gputrain "$@"',
     ]
     return "; ".join(parts)
@@ -218,7 +218,7 @@ def read_host_run(reference: str) -> RunRow | None:
     if (place := split_host(reference)) is None:
         return None
     host, run = place
-    words = ["sh", "-c", host_script(host, [run]), "sh", "runs", "show", run, "--json"]
+    words = ["sh", "-c", host_script([run]), "sh", "runs", "show", run, "--json"]
     try:
         answer = run_on(host, words)
         row = parse_run(answer.stdout)
@@ -235,7 +235,7 @@ def read_host_run(reference: str) -> RunRow | None:
 def _attach(host: str, words: Sequence[str], runs: Sequence[str], names: Sequence[str]) -> None:
     """Replace this process by the screen of a host. Raises UsageError without a terminal."""
     require_terminal(*plain_commands(names, None))
-    script = host_script(host, runs, marks=False)
+    script = host_script(runs, marks=False)
     argv = ssh_argv(host, remote_script(script, words, marker=False), terminal=True, ask=True)
     sys.stdout.flush()
     os.execvp(argv[0], argv)  # noqa: S606 (the user's ssh)
@@ -249,7 +249,7 @@ def _send(host: str, words: Sequence[str], runs: Sequence[str], *, is_spread: bo
         words = ["resume", "--detach", *(word for word in words[1:] if word not in SCREEN_OPTIONS)]
         prefix = f"{host}:"
     columns = f"export COLUMNS={shutil.get_terminal_size().columns}; " if sys.stdout.isatty() else ""
-    argv = ssh_argv(host, remote_script(columns + host_script(host, runs), words))
+    argv = ssh_argv(host, remote_script(columns + host_script(runs), words))
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start_ssh(argv, **streams) as process:
         copied = in_background(partial(_copy, process.stderr, MESSAGE_MARKER, f"{host}: ", sys.stderr, noise))

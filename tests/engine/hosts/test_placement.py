@@ -191,7 +191,7 @@ def test_host_without_gputrain_is_told_in_a_sentence(lab: Lab, monkeypatch: pyte
     except UsageError:
         sentences = lab.notes
     [sentence] = sentences
-    assert "bare has no gputrain in the PATH of a command over ssh" in sentence
+    assert "no gputrain in the PATH of a command over ssh" in sentence
 
 
 @pytest.mark.parametrize("place", ["slurm", "ray:127.0.0.1", "any:slurm", "-oProxyCommand=x"])
