@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
     from engine.foreign.reading import ColumnChoice
+    from engine.hosts.reading import HostReading
+    from engine.hosts.watch import HostWatch
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
     from engine.runs.run_view import SortOrder
@@ -79,19 +81,23 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         watched: Sequence[Path] = (),
         column_choice: ColumnChoice | None = None,
         process: ProcessId | None = None,
+        hosts: Sequence[str] | None = None,
     ) -> None:
         """Open on `initial_run`, a run folder, or on `launched_run`, a run that is starting, or on the comparison
         of the runs `compared` (see `open_compare`), or on the runs of other programs below the paths `watched`, whose
         files of rows are read by `column_choice`, or on a `process`; else on the GPU monitor.
 
-        `demo_notice` is shown on every screen and disables starting runs.
+        `demo_notice` is shown on every screen and disables starting runs. `hosts` are other hosts that the monitor
+        follows, by default those of the user's settings.
         """
         super().__init__()
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
         self._compared, self.watched_paths, self.column_choice = compared, watched, column_choice
-        self._process = process
+        self._process, self._hosts = process, hosts
+        self.host_watch: HostWatch | None = None
+        """Follows other hosts; None without any."""
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
         self.host_poller = host_poller or HostPoller(runs_dir, self.intervals.poll_s)
         self.run_list_poller = RunListPoller(runs_dir, self.intervals.poll_s)
@@ -187,9 +193,29 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         # The demo shows nothing of the real host.
         if self.demo_notice is None:
             self.set_timer(HOST_DELAY_SECONDS, self.host_poller.start)
+            self.set_timer(HOST_DELAY_SECONDS, lambda: self.run_worker(self._watch_hosts, thread=True, group="hosts"))
         self.set_timer(STARTUP_SECONDS, resume_garbage_collection)
         self.set_interval(PENDING_RUN_SECONDS, self._watch_pending_runs)
         self.set_interval(LOW_BANDWIDTH_INTERVALS.poll_s, self.adapt_refresh)
+
+    def _watch_hosts(self) -> None:
+        """Follow the other hosts. Called in a thread, because the settings take long to import."""
+        from engine.utils.files import settings_file
+
+        if self._hosts is None and not settings_file().exists():
+            return
+        from engine.config.settings import read_settings
+        from engine.hosts.watch import HostWatch
+
+        try:
+            if names := read_settings().hosts if self._hosts is None else self._hosts:
+                self.host_watch = HostWatch(names, self.runs_dir)
+        except UsageError as error:
+            self.call_from_thread(self.show_toast, error)
+
+    def host_readings(self) -> Sequence[HostReading]:
+        """Return what other hosts have said."""
+        return () if self.host_watch is None else self.host_watch.readings()
 
     def _show_first_result(self) -> None:
         """Update the screen without waiting for its refresh interval. Called in the thread of a poller."""
@@ -215,6 +241,8 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self.gpu_poller.close()
         self.host_poller.close()
         self.run_list_poller.close()
+        if self.host_watch is not None:
+            self.host_watch.close()
 
     def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None:
         """Show a toast at the top if it would cover the row that it speaks of, which is under the cursor."""

@@ -110,7 +110,7 @@ _TABLE = (
     Key("enter", "open", "Open what is under the cursor: a run, a GPU, a sweep, a process, the choices.", "open"),
     Key("space", "select", "Select a GPU for the next run, or a run to compare; again, undo that.", "select"),
     Key("M", "select all", "Select all runs that the filter shows, or none if all are selected.", "select_all"),
-    Key("slash", "filter", "Show only rows with this text; among runs also lr>0.1 failed -tag=old.", "filter"),
+    Key("slash", "filter", "Show only rows with this text; of runs lr>0.1, of GPUs free mine memory>40.", "filter"),
     Key("o", "sort", "Sort by another column; the same column again turns the order around.", "sort"),
     Key("left,left_square_bracket", "previous", "Move a cursor to the left, or show the one before.", "sideways(-1)"),
     Key("right,right_square_bracket", "next", "Move a cursor to the right, or show the next one.", "sideways(1)"),
@@ -187,7 +187,8 @@ FILTER_KEYS = (
 LIST_KEYS = screen_keys("", "lines.move lines.page lines.end")
 
 MONITOR_KEYS = screen_keys(
-    "select app.new_run open signal compare app.runs app.command app.watched filter sort app.queue next_panel(1)"
+    "select app.new_run open signal compare stop pause resume log delete app.runs app.command app.watched filter sort"
+    " app.queue next_panel(1)"
 )
 GPU_KEYS = screen_keys("select open sideways(-1) sideways(1) app.new_run signal sort", "next_panel(1)")
 RUNS_KEYS = screen_keys(

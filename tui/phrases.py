@@ -14,6 +14,7 @@ from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import UNREADABLE, RunRow
 from engine.show.readings import READINGS
 from engine.utils.errors import Problem
+from engine.utils.process import user_name
 from engine.utils.text import list_names, pluralize, printable
 from engine.utils.units import UNKNOWN, format_age, format_bytes, format_duration
 from tui.palette import BAD, GOOD, MUTED, WARNING
@@ -191,6 +192,14 @@ def is_free(gpu: Gpu) -> bool:
     if gpu.state != "ok" or processes is None or gpu.runs:
         return False
     return not any(process.run or process.kind == "compute" for process in processes) and find_current_use(gpu) is None
+
+
+def is_mine(gpu: Gpu) -> bool:
+    """Whether a run or a process of this user is on the GPU."""
+    me = user_name()
+    return any(run not in gpu.run_owners for run in gpu.runs) or any(
+        process.user.value == me for process in gpu.processes.value or () if process.kind == "compute"
+    )
 
 
 def users(gpu: Gpu) -> list[str]:

@@ -12,7 +12,7 @@ import typer
 
 from tui.cli.help import CONTEXT_SETTINGS, HelpCommand, LazyGroup
 from tui.cli.help_page import make_help
-from tui.cli.options import LowBandwidthOption, RunsDirOption, TrustOwnerOption, run_argument
+from tui.cli.options import HostsOption, LowBandwidthOption, RunsDirOption, TrustOwnerOption, run_argument
 from tui.cli.typer_internals import prepare_shells
 
 prepare_shells()
@@ -80,7 +80,7 @@ def gputrain(show_version: VersionOption = False, show_skill: SkillOption = Fals
 
         Draws in ASCII where the terminal or the locale has no Unicode. GPUTRAIN_CHARACTERS=ascii or utf-8 decides it.
         """,
-        ["gputrain-tui", "gputrain-tui --demo", "gputrain-tui last --low-bandwidth"],
+        ["gputrain-tui", "gputrain-tui --hosts lab1,lab2", "gputrain-tui --demo", "gputrain-tui last --low-bandwidth"],
     ),
 )
 def open_tui(
@@ -88,6 +88,7 @@ def open_tui(
     runs_dir: RunsDirOption = None,
     low_bandwidth: LowBandwidthOption = False,
     trust_owner: TrustOwnerOption = False,
+    hosts: HostsOption = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Explore a simulated server with eight GPUs and two runs.")
     ] = False,
@@ -97,4 +98,4 @@ def open_tui(
     if demo:
         open_demo(low_bandwidth)
     else:
-        open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth, trust_owner=trust_owner)
+        open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth, trust_owner=trust_owner, hosts=hosts)

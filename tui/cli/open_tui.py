@@ -37,9 +37,12 @@ def open_screen(
     watched: Sequence[Path] = (),
     column_choice: ColumnChoice | None = None,
     process: ProcessId | None = None,
+    hosts: str | None = None,
 ) -> None:
-    """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run."""
+    """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run, or for
+    a wrong name among `hosts`, the other hosts that the monitor follows."""
     named = [] if run is None else [run if isinstance(run, str) else str(run.path)]
+    names = None if hosts is None else _parse_hosts(hosts)
     require_terminal(*plain_commands(named, runs_dir))
     root = launched_run.runs_dir if launched_run else runs_root(runs_dir)
     if isinstance(run, str):
@@ -54,9 +57,16 @@ def open_screen(
         watched=watched,
         column_choice=column_choice,
         process=process,
+        hosts=names,
     )
     run_app(app)
     exit_after_screen(app)
+
+
+def _parse_hosts(names: str) -> tuple[str, ...]:
+    from engine.hosts.channel import parse_hosts
+
+    return parse_hosts(names)
 
 
 def open_demo(low_bandwidth: bool = False) -> None:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
     from engine.foreign.reading import ColumnChoice
+    from engine.hosts.reading import HostReading
+    from engine.hosts.watch import HostWatch
     from engine.runs.run_view import SortOrder
     from tui.pollers.process import ProcessPoller
     from tui.screens.command_dialog import CommandLine
@@ -185,6 +187,11 @@ class AppServices(Protocol):
     """The paths of `gputrain watch`, below which nothing is written."""
     pending_runs: list[LaunchedRun]
     """Runs launched from this app that have no run folder yet, or failed before they had one."""
+
+    host_watch: HostWatch | None
+    """Follows other hosts; None without any."""
+
+    def host_readings(self) -> Sequence[HostReading]: ...
 
     def source_notice(self) -> str | None: ...
 

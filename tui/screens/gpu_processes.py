@@ -140,6 +140,8 @@ class GpuProcessesScreen(GputrainScreen):
         self._processes: dict[str, GpuProcess] = {}
         """The processes in the table, by the keys of their rows."""
         self.process_order = next(iter(ORDERS))
+        self.shows_own_processes = True
+        """Whether the processes in the table are of this host."""
 
     @property
     def span_s(self) -> float:
@@ -164,7 +166,7 @@ class GpuProcessesScreen(GputrainScreen):
         head, *texts = process_lines(uses, panel.text_width)
         keys = [f"{gpu.index}/{process.pid}/{process.instance}" if process else f"{gpu.index}" for gpu, process in uses]
         self._processes = {key: process for key, (_, process) in zip(keys, uses, strict=True) if process is not None}
-        self._signaler.remember(self._processes.values())
+        self._signaler.remember(self._processes.values() if self.shows_own_processes else ())
         panel.set_titles(title, self.holder_title())
         panel.set_rows([KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)], [head], Text(empty, MUTED))
 

@@ -23,13 +23,17 @@ Part = tuple[int, Text]
 
 
 def header_line(
-    snapshot: Snapshot | None, load: HostLoad | None, notice: str | None, interval_s: float, width: int
+    snapshot: Snapshot | None, load: HostLoad | None, notice: str | None, interval_s: float, width: int, sums: str = ""
 ) -> Text:
-    """Return host, GPUs and driver at the left, and the load of the host and the refresh rate at the right."""
+    """Return host, GPUs and driver at the left, and the load of the host and the refresh rate at the right.
+
+    With other hosts, their `sums` stand in place of its GPUs."""
     left: list[Part] = []
     if snapshot is not None:
         left.append((10, Text(printable(snapshot.host), STRONG)))
-        if snapshot.gpus:
+        if sums:
+            left.append((8, Text(sums)))
+        elif snapshot.gpus:
             count, name = len(snapshot.gpus), common_name(snapshot)
             left.append((8, Text(f"{name} x {count}" if name is not None else f"{count} GPUs")))
         for label, version, priority in (("driver", snapshot.driver.value, 3), ("CUDA", snapshot.cuda.value, 2)):

@@ -1,22 +1,23 @@
 """The monitor screen, shown first: the GPUs of this host, the processes on them, and the runs.
 
 `tui.pollers` provides the data, `tui.tables.gpu_blocks` and `tui.screens.host_panel` format it,
-`tui.screens.monitor_runs` lists the runs, and `tui.screens.monitor_layout` divides the room.
+`tui.screens.monitor_runs` lists the runs, `tui.screens.monitor_layout` divides the room, and
+`tui.screens.monitor_keys` has what the keys do.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container, Horizontal
 from textual.markup import escape
 
-from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
+from engine.gpus.snapshot import Gpu, GpuProcess
+from engine.runs.run_row import RunRow
 from engine.show.readings import READINGS
 from engine.utils.errors import Problem
 from engine.utils.text import printable
@@ -24,18 +25,18 @@ from tui.keymap import MONITOR_KEYS, Key
 from tui.palette import ACCENT, BAD, MUTED
 from tui.phrases import gpu_key, is_free, no_driver_problem, users
 from tui.screens.base import AppServices
-from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.screens.host_panel import header_line
+from tui.screens.monitor_keys import MonitorKeysScreen
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
-from tui.screens.monitor_runs import MonitorRuns, RunMarks
 from tui.tables import fact_lines
 from tui.tables.gpu_blocks import GpuBlocks, GpuView
-from tui.tables.processes import gpu_matches, list_gpu_processes, process_matches
+from tui.tables.processes import gpu_matches, list_gpu_processes, process_matches, run_words
 from tui.widgets.lines import KeyedRow, Lines
 
+if TYPE_CHECKING:
+    from tui.screens.monitor_hosts import MonitorHosts
+
 NAME = " gputrain  "
-# The second one is beside the first, with the second half of many GPUs.
-GPU_PANELS = ("gpus", "more-gpus")
 # Before the first snapshot, room is kept for as many GPUs.
 EXPECTED_GPUS = 8
 # What can be done without a GPU, by the key or the command that does it.
@@ -43,6 +44,7 @@ WITHOUT_GPU = {
     "n": "start a run on the CPU",
     "F2": "start a script of your own",
     "gputrain-tui --demo": "see eight simulated GPUs",
+    "gputrain-tui --hosts HOST,…": "see the GPUs of other hosts, through ssh",
 }
 
 
@@ -58,7 +60,7 @@ class Body(Container):
             screen.call_after_refresh(screen.update_content)
 
 
-class MonitorScreen(GpuProcessesScreen):
+class MonitorScreen(MonitorKeysScreen):
     """GPUs, processes and runs."""
 
     SCREEN_KEYS: ClassVar[Sequence[Key]] = MONITOR_KEYS
@@ -67,7 +69,6 @@ class MonitorScreen(GpuProcessesScreen):
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
-        self._runs, self._marks = MonitorRuns(), RunMarks(app.marked_runs)
         self._moved_focus_to_runs = False
         self._shown: dict[str, tuple[object, ...]] = {}
         """What the panels were last formatted from, by their IDs."""
@@ -86,38 +87,56 @@ class MonitorScreen(GpuProcessesScreen):
             yield Lines(selectable=True, id="runs")
 
     @property
-    def _snapshot(self) -> Snapshot | None:
-        return self.gputrain_app.gpu_poller.snapshot
-
-    @property
-    def _gpus(self) -> Sequence[Gpu]:
-        return self._snapshot.gpus if self._snapshot is not None else ()
-
-    @property
     def _gpu_problem(self) -> Problem | None:
         return self.gputrain_app.gpu_poller.problem or self.gputrain_app.gpu_poller.unexpected_error
 
     def update_content(self) -> None:
         snapshot, app = self._snapshot, self.gputrain_app
         poller = app.run_list_poller
-        self._runs = self._runs.select(poller.waiting, poller.rows or (), self.filter_text)
-        # Of all processes, so that the panels keep their places while the user types a filter.
-        self._divide_room(len(self._all_processes()))
-        self._show_gpus()
-        self._show_processes()
-        self._show_runs()
-        header = header_line(
-            snapshot, app.host_poller.value, app.source_notice(), app.refresh_s, self.size.width - len(NAME)
-        )
+        self._update_hosts()
+        rows: Sequence[RunRow] = poller.rows or ()
+        if self._hosts is not None and poller.rows is not None:
+            rows = self._hosts.merge(rows)
+        self._runs = self._runs.select(poller.waiting, rows, run_words(self.filter_text))
+        self._divide_room()
+        for name in ("gpus", "processes", "runs"):
+            self.show_panel(name)
+        width = self.size.width - len(NAME)
+        sums = "" if self._hosts is None else self._hosts.summary
+        header = header_line(snapshot, app.host_poller.value, app.source_notice(), app.refresh_s, width, sums)
         self.show_line("#title", Text.assemble((NAME, ACCENT), header, no_wrap=True, end=""))
+
+    def show_panel(self, name: str) -> None:
+        if name == "gpus" and self._hosts is not None:
+            self._show_hosts(self._hosts)
+        elif name == "gpus":
+            self._show_gpus()
+        elif name == "processes":
+            self._show_processes()
+        else:
+            self._show_runs()
 
     # Layout
 
-    def _divide_room(self, processes: int) -> None:
-        """Give each panel its room."""
-        body = self.query_one(Body).size
-        gpus = len(self._gpus) or (1 if self._gpu_problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
-        layout = arrange(Demand(body.width, body.height, gpus, processes))
+    def _update_hosts(self) -> None:
+        """Take the readings of other hosts, if there are any."""
+        readings = self.gputrain_app.host_readings()
+        if self._hosts is None and readings:
+            from tui.screens.monitor_hosts import MonitorHosts
+
+            self._hosts = MonitorHosts(self.gputrain_app, self)
+        if self._hosts is not None:
+            self._hosts.update(self._snapshot, self._gpu_problem, readings)
+
+    def _divide_room(self) -> None:
+        """Give each panel its room. The panels keep it while the user types a filter, and with the cursor on another
+        host."""
+        body, hosts = self.query_one(Body).size, self._hosts
+        if hosts is None:
+            gpus = len(self._gpus) or (1 if self._gpu_problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
+            layout = arrange(Demand(body.width, body.height, gpus, len(self._all_processes())))
+        else:
+            layout = hosts.arrange(body.width, body.height)
         if layout == self._room or not body.height:
             return
         self._room = layout
@@ -165,8 +184,7 @@ class MonitorScreen(GpuProcessesScreen):
             per_panel = -(-len(snapshot.gpus) // self._room.gpu_columns)
             self.query_one("#more-gpus", Lines).set_rows(rows[per_panel:], [self._gpu_blocks.header])
             free = sum(is_free(gpu) for gpu in snapshot.gpus)
-            title = f"GPUs  [$success b]{free} free[/]" if free else "GPUs  none free"
-            lines.set_titles(title, self._picked_title())
+            lines.set_titles(_free_title(free), self._picked_title())
             empty = Text(self._no_match("GPUs", len(snapshot.gpus)), MUTED)
             lines.set_rows(rows[:per_panel], [self._gpu_blocks.header], empty)
         else:
@@ -175,17 +193,16 @@ class MonitorScreen(GpuProcessesScreen):
             self._moved_focus_to_runs = True
             self.query_one("#runs").focus()
 
-    def _focused_gpu(self) -> Gpu | None:
-        """Return the GPU under the cursor; None while another panel has the focus."""
-        focused = self.focused
-        if not isinstance(focused, Lines) or focused.id not in GPU_PANELS:
-            return None
-        return next((gpu for gpu in self._gpus if gpu_key(gpu) == focused.selected_key), None)
-
-    def _picked_names(self) -> str:
-        """Return the indices of the picked GPUs: `2, 3`."""
-        picked = self.gputrain_app.picked_gpu_uuids
-        return ", ".join(str(gpu.index) for gpu in self._gpus if gpu_key(gpu) in picked)
+    def _show_hosts(self, hosts: MonitorHosts) -> None:
+        lines, picked = self.query_one("#gpus", Lines), self.gputrain_app.picked_gpu_uuids
+        shown = hosts.shown(self.filter_text)
+        if self._is_shown(lines, shown, set(picked), self.filter_text, lines.text_width):
+            return
+        header, texts = hosts.lines(shown, picked, lines.text_width)
+        free = sum(group.free for group, _ in shown)
+        lines.set_titles(_free_title(free), self._picked_title())
+        rows = [KeyedRow(key, text) for key, text in texts.items()]
+        lines.set_rows(rows, [header], Text(self._no_match("hosts", len(hosts.groups)), MUTED))
 
     def _picked_title(self) -> str:
         """Return the picked GPUs, and whom a run on them would share them with, as markup."""
@@ -197,7 +214,10 @@ class MonitorScreen(GpuProcessesScreen):
     # Processes and runs
 
     def _all_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
-        return list_gpu_processes(self._snapshot, self.process_order) if self._snapshot is not None else []
+        """Return the processes of the host under the cursor."""
+        group = self._host_of_cursor()
+        snapshot = self._snapshot if group is None else group.reading.snapshot
+        return list_gpu_processes(snapshot, self.process_order) if snapshot is not None else []
 
     def _matching_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
         query = self.filter_text
@@ -209,11 +229,20 @@ class MonitorScreen(GpuProcessesScreen):
 
     def _show_processes(self) -> None:
         panel = self.query_one("#processes", Lines)
-        if self._is_shown(panel, self._snapshot, self.filter_text, self.process_order, panel.text_width):
+        group = self._host_of_cursor()
+        snapshot = self._snapshot if group is None else group.reading.snapshot
+        if self._is_shown(
+            panel, group and group.name, snapshot, self.filter_text, self.process_order, panel.text_width
+        ):
             return
         processes = self._matching_processes()
-        known = sum(len(gpu.processes.value or ()) for gpu in self._gpus)
-        title = self._count_title("Processes", sum(process is not None for _, process in processes), known)
+        self.shows_own_processes = group is None
+        known = sum(process is not None for _, process in self._all_processes())
+        title = self._count_title(
+            "Processes" if group is None else f"Processes of {group.name}",
+            sum(process is not None for _, process in processes),
+            known,
+        )
         self.show_process_rows(
             processes,
             f"{title}, by {self.process_order}" if known > 1 else title,
@@ -242,87 +271,7 @@ class MonitorScreen(GpuProcessesScreen):
         """Return that nothing matches the filter; empty without a filter or without rows."""
         return f"0 of {count} {name} match '{printable(self.filter_text)}'" if self.filter_text and count else ""
 
-    # Commands
 
-    def is_available(self, action: str) -> bool:
-        focused = self.focused.id if self.focused is not None else None
-        if action == "back":
-            return self.has_open_filter
-        if action == "select":
-            return self._focused_gpu() is not None or (focused == "runs" and self._open_title() is not None)
-        if action == "signal":
-            return focused == "processes" and self._selected_process() is not None
-        if action == "open":
-            return self._open_title() is not None
-        if action == "compare":
-            return len(self._marks.rows(self._runs.matching)) > 1
-        return action != "app.watched" or self.gputrain_app.watched_screen is not None
-
-    def title_of(self, key: Key) -> str:
-        if key.action == "open":
-            return self._open_title() or key.title
-        if key.action == "app.new_run" and (names := self._picked_names()):
-            return f"new run on {names}"
-        return super().title_of(key)
-
-    def _open_title(self) -> str | None:
-        """Return what enter does in the focused panel; None for nothing."""
-        focused = self.focused
-        if not isinstance(focused, Lines) or focused.selected_key is None:
-            return None
-        if focused.id == "processes":
-            selected = self._selected_process()
-            return None if selected is None else "open run" if self.run_of(selected) is not None else "open"
-        if focused.id == "runs":
-            row = self._runs.find(focused.selected_key)
-            return None if row is None else "open sweep" if row.trials else "open run"
-        return "open GPU" if focused.id in GPU_PANELS else None
-
-    def action_select(self) -> None:
-        """Select the GPU under the cursor, or the run."""
-        runs, app = self.query_one("#runs", Lines), self.gputrain_app
-        if runs.has_focus and self._open_title() is None and runs.selected_key is not None:
-            app.show_toast("This run waits for GPUs; it can be selected when it has started")
-        elif runs.has_focus and runs.selected_key is not None:
-            if (row := self._runs.find(runs.selected_key)) is not None:
-                self._marks.toggle(self._runs.runs_of(row))
-            self._show_runs()
-            runs.action_move(1)
-        elif (gpu := self._focused_gpu()) is not None:
-            app.picked_gpu_uuids ^= {gpu_key(gpu)}
-            self._show_gpus()
-        else:
-            app.show_toast("Space selects a GPU or a run: go to their panels with tab")
-        self.update_keys()
-
-    def action_compare(self) -> None:
-        """Compare the selected runs."""
-        self.gputrain_app.open_compare([Path(row.folder) for row in self._marks.rows(self._runs.matching)])
-
-    def action_open(self) -> None:
-        focused = self.focused
-        if isinstance(focused, Lines) and focused.selected_key is not None:
-            self._open(focused, focused.selected_key)
-
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        self._open(event.lines, event.key)
-
-    def _open(self, panel: Lines, key: str) -> None:
-        if panel.id in GPU_PANELS:
-            self.gputrain_app.open_gpu(key)
-        elif panel.id == "runs" and self._runs.is_waiting(key):
-            self.gputrain_app.show_toast("This run waits for GPUs; it can be opened when it has started")
-        elif panel.id == "runs":
-            row = self._runs.find(key)
-            if row is not None and row.trials:
-                self.gputrain_app.open_sweep(row.name)
-            else:
-                self.gputrain_app.open_run(key)
-        elif (selected := self._selected_process()) is not None:
-            self.open_process(selected)
-
-    def action_signal(self) -> None:
-        if not self.query_one("#processes").has_focus:
-            self.gputrain_app.show_toast("Select a process first, with tab or the mouse")
-            return
-        self._signaler.ask(self, self._selected_process())
+def _free_title(free: int) -> str:
+    """Return the title of the GPUs, as markup."""
+    return f"GPUs  [$success b]{free} free[/]" if free else "GPUs  none free"

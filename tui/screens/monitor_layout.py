@@ -16,18 +16,20 @@ MIN_LIST_LINES = 4
 TALL_MIN_LINES, BELOW_LINES = 30, 14
 BELOW_SHARE = 0.4
 LOW_MAX_LINES = 16
-MESSAGE_LINES = 5  # that there is no GPU, and what can be done without one
+MESSAGE_LINES = 6  # that there is no GPU, and what can be done without one
 
 
 @dataclass(frozen=True)
 class Demand:
     """The size of the body in cells, and the numbers of GPUs and processes. A host without a GPU has a message in place
-    of GPUs, and no processes."""
+    of GPUs, and no processes. `gpus` may be lines of a list, such as those of several hosts, which are one below the
+    other."""
 
     width: int
     height: int
     gpus: int
     processes: int
+    is_list: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class MonitorLayout:
 
 def arrange(demand: Demand) -> MonitorLayout:
     """Divide the room: the lists get what they need, the graphs get the rest."""
-    columns = 2 if demand.gpus > MAX_TALL_GPUS and demand.width >= TWO_COLUMNS_MIN_WIDTH else 1
+    has_two = demand.gpus > MAX_TALL_GPUS and demand.width >= TWO_COLUMNS_MIN_WIDTH and not demand.is_list
+    columns = 2 if has_two else 1
     gpu_lines, gpus = _gpu_panel(demand, -(-demand.gpus // columns))
     below = demand.height - gpus
     if not demand.gpus:
@@ -64,6 +67,6 @@ def _gpu_panel(demand: Demand, rows: int) -> tuple[int, int]:
     least = 2 * (MIN_LIST_LINES + 1) if height >= LOW_MAX_LINES else MIN_LIST_LINES + 1
     below = max(BELOW_LINES, int(BELOW_SHARE * height)) if height >= TALL_MIN_LINES else least
     lines = 1
-    if demand.width >= WIDE_MIN_COLUMNS and demand.gpus <= MAX_TALL_GPUS:
+    if demand.width >= WIDE_MIN_COLUMNS and demand.gpus <= MAX_TALL_GPUS and not demand.is_list:
         lines = min(max((height - below - frame) // rows, 1), MAX_GPU_LINES)
     return lines, max(min(rows * lines + frame, height - (below if lines > 1 else least)), frame + 1)

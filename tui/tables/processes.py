@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -10,9 +11,10 @@ from rich.text import Text
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.show.readings import READINGS
 from engine.show.table import Align, Column, fit
+from engine.utils.process import user_name
 from engine.utils.units import UNKNOWN, format_age
 from tui.palette import MUTED, STRONG, WARNING
-from tui.phrases import holder_sentence, idle_note, users_text, without_folder
+from tui.phrases import holder_sentence, idle_note, is_mine, users_text, without_folder
 from tui.tables import styled
 from tui.tables.gpus import gpu_lines, host_title_line
 
@@ -26,6 +28,8 @@ ORDERS: dict[str, Callable[[GpuUse], tuple[float, ...]]] = {
 }
 """What the processes are sorted by, the largest first."""
 MIN_COMMAND_COLUMNS = 16
+MINE, FREE_MEMORY = "mine", re.compile(r"memory>(\d+(?:\.\d+)?)")
+"""Words of a filter: what is this user's, and GPUs with more than that many GiB of free memory."""
 
 
 def list_gpu_processes(snapshot: Snapshot, order: str = "GPU") -> list[GpuUse]:
@@ -71,17 +75,35 @@ def process_lines(uses: Sequence[GpuUse], width: int, header_style: str = MUTED)
 
 
 def gpu_matches(filter_text: str, gpu: Gpu) -> bool:
-    """Whether a GPU, its users or one of its processes contains the text, which is in lower case."""
+    """Whether a GPU has all words of a filter, which is in lower case: `mine`, `memory>40` for that many GiB of free
+    memory, else a part of its index, its model, its users, or of one of its processes."""
+    return all(_gpu_has(word, gpu) for word in filter_text.split())
+
+
+def _gpu_has(word: str, gpu: Gpu) -> bool:
+    if word == MINE:
+        return is_mine(gpu)
+    if (bound := FREE_MEMORY.fullmatch(word)) is not None:
+        used, total = gpu.value("memory_used"), gpu.value("memory_total")
+        return used is not None and total is not None and total - used > float(bound[1]) * 2**30
     fields = (gpu.index, gpu.value("name") or "", users_text(gpu))
-    return any(filter_text in str(field).lower() for field in fields) or any(
-        process_matches(filter_text, gpu, process) for process in gpu.processes.value or ()
+    return any(word in str(field).lower() for field in fields) or any(
+        process_matches(word, gpu, process) for process in gpu.processes.value or ()
     )
 
 
 def process_matches(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
-    """Whether a process or its GPU contains the text, which is in lower case."""
-    fields = (process.pid, process.user.value or "", process.command.value or "", process.run or "", gpu.index)
-    return any(filter_text in str(field).lower() for field in fields)
+    """Whether a process or its GPU contains all words of a filter, which is in lower case."""
+    user, words = process.user.value or "", filter_text.split()
+    fields = (process.pid, user, process.command.value or "", process.run or "", gpu.index)
+    texts = [str(field).lower() for field in fields]
+    return all(user == user_name() if word == MINE else any(word in text for text in texts) for word in words)
+
+
+def run_words(filter_text: str) -> str:
+    """Return the filter without the words that are about GPUs."""
+    words = filter_text.split()
+    return " ".join(word for word in words if word not in (MINE, "free") and not FREE_MEMORY.fullmatch(word))
 
 
 def _reading_text(key: str, process: GpuProcess) -> str:

@@ -31,7 +31,7 @@ def test_arrange_gives_gpus_several_lines_without_blank_rest(size: tuple[int, in
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_arrange_without_gpus_gives_room_to_runs(size: tuple[int, int]) -> None:
     layout = arrange(Demand(*size, 0, 0))
-    assert (layout.processes, layout.runs) == (0, size[1] - layout.gpus) and layout.gpus <= 7
+    assert (layout.processes, layout.runs) == (0, size[1] - layout.gpus) and layout.gpus <= 8
 
 
 @pytest.mark.parametrize(("size", "columns"), [((120, 32), 1), ((160, 46), 2), ((220, 58), 2)], ids=str)

@@ -8,6 +8,7 @@ import pytest
 
 from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed
 from support.screen.holders import holder_feed
+from support.screen.hosts import FrozenHosts, make_readings
 from support.screen.screen_snapshots import Compare, Size, at_daily_sizes, matches_snapshot
 from tui.palette import ANSI, LIGHT, Palette
 from tui.theme import save_palette
@@ -40,4 +41,14 @@ def test_monitor_in_theme(snap_compare: Compare, palette: Palette) -> None:
 def test_monitor_without_gpu(snap_compare: Compare) -> None:
     owners = demo_runs(Path("runs"))
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), no_gpu_feed(), demo=None))
+    owners[0].release()
+
+
+@at_daily_sizes
+def test_monitor_with_hosts(snap_compare: Compare, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "workstation")
+    owners = demo_runs(Path("runs"))
+    app = demo_app(Path("runs"), demo=None)
+    app.host_watch = FrozenHosts(make_readings())
+    assert matches_snapshot(snap_compare, app, size=size)
     owners[0].release()

@@ -1,0 +1,253 @@
+"""The monitor with other hosts, driven by keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from engine.gpus.snapshot import Measurement
+from support.replace import replace
+from support.runs.factories import make_row
+from support.screen.demo_app import demo_app, toasts, visible_text, wait_until
+from support.screen.hosts import FrozenHosts, make_reading, make_readings
+from support.screen.screen_driver import Drive, drive, press
+from tui.app import GputrainApp
+from tui.screens.monitor_hosts import MonitorHosts
+from tui.widgets.lines import Lines
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+WIDE, SMALL = (160, 48), (80, 24)
+
+
+def drive_hosts(root: Path, act: Drive, size: tuple[int, int] = SMALL, hosts: FrozenHosts | None = None) -> None:
+    """Drive the monitor of the demo's GPUs with the hosts of `make_readings`."""
+    app = demo_app(root, demo=None)
+    app.host_watch = hosts or FrozenHosts(make_readings())
+    drive(app, act, size)
+
+
+def gpus(pilot: Pilot[None]) -> str:
+    return visible_text(pilot, "#gpus")
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that would be called, without the program."""
+    calls: list[list[str]] = []
+
+    def call(_: MonitorHosts, *words: str) -> tuple[int, str]:
+        calls.append(list(words))
+        return 0, "lab1: night: stopped\n"
+
+    monkeypatch.setattr(MonitorHosts, "_call", call)
+    monkeypatch.setattr(MonitorHosts, "_hand_over", lambda _, program: calls.append(list(program)[-2:]))
+    return calls
+
+
+def test_hosts_that_do_not_fit_are_folded_to_lines_with_their_sums(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        shown = gpus(pilot)
+        assert "▸ lab1  6 x H100  2 free" in shown and "▸ lab2  4 x A100  2 free" in shown
+        assert "idle 42 min ana" in shown
+        await pilot.resize_terminal(*WIDE)
+        await wait_until(pilot, lambda: "6 hosts  18 GPUs  6 free" in visible_text(pilot, "#title"))
+        assert "2 down" in visible_text(pilot, "#title")
+
+    drive_hosts(demo_runs_folder, act)
+
+
+def test_host_that_does_not_answer_is_a_line_with_reason_and_age(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        shown = gpus(pilot)
+        assert "lab3  down, Connection refused, last word 12 min ago" in shown
+        assert "lab4  down, Permission denied (publickey,password)., enter logs in" in shown
+        assert "lab5" in shown and "NVML: no driver" in shown
+
+    drive_hosts(demo_runs_folder, act, WIDE)
+
+
+def test_enter_unfolds_a_host_and_folds_it_again(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "down")
+        assert "enter unfold" in visible_text(pilot, "Keys")
+        await press(pilot, "enter")
+        assert "▾ lab1" in gpus(pilot) and "idle 42 min" in gpus(pilot)
+        assert "enter fold" in visible_text(pilot, "Keys")
+        await press(pilot, "enter")
+        assert "▸ lab1" in gpus(pilot)
+
+    drive_hosts(demo_runs_folder, act)
+
+
+def test_processes_are_those_of_the_host_under_the_cursor(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "Processes  " in visible_text(pilot, "#processes")
+        await press(pilot, "down", "down")
+        assert "Processes of lab2  " in visible_text(pilot, "#processes")
+        await press(pilot, "tab", "ctrl+k")
+        assert "gets no signals from here" in toasts(pilot)[-1]
+
+    drive_hosts(demo_runs_folder, act)
+
+
+@pytest.mark.parametrize(
+    ("query", "hosts"),
+    [
+        ("a100", ["lab2"]),
+        ("free memory>70", ["demo", "lab1", "lab2"]),
+        ("carol", ["demo"]),
+        ("lab2", ["lab2"]),
+        ("h100 bob", ["demo", "lab1"]),
+    ],
+)
+def test_filter_looks_into_folded_hosts(demo_runs_folder: Path, query: str, hosts: Sequence[str]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "slash")
+        pilot.app.screen.query_one("#filter").value = query  # type: ignore[attr-defined]
+        await pilot.pause()
+        screen: Any = pilot.app.screen
+        found = [group.name for group, _ in screen._hosts.shown(query)]
+        here = screen._hosts.groups[0].name
+        assert found == [here if name == "demo" else name for name in hosts]
+
+    drive_hosts(demo_runs_folder, act)
+
+
+def test_runs_of_hosts_are_in_the_list_and_open_there(demo_runs_folder: Path, called: list[list[str]]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "tab", "tab")
+        assert "lab1:night" in visible_text(pilot, "#runs") and "lab2:old" in visible_text(pilot, "#runs")
+        pilot.app.screen.query_one("#runs", Lines).select_key("lab1:night")
+        await press(pilot, "enter")
+        assert called == [["attach", "lab1:night"]]
+
+    drive_hosts(demo_runs_folder, act)
+
+
+def test_run_of_a_host_is_stopped_by_a_command_whose_answer_is_shown(
+    demo_runs_folder: Path, called: list[list[str]]
+) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "tab", "tab")
+        pilot.app.screen.query_one("#runs", Lines).select_key("lab1:night")
+        await press(pilot, "s")
+        assert called == [], "it asks first"
+        await press(pilot, "down", "enter")
+        await wait_until(pilot, lambda: "lab1: night: stopped" in toasts(pilot))
+        assert called == [["stop", "--no-wait", "lab1:night"]]
+        pilot.app.screen.query_one("#runs", Lines).select_key("lab2:old")
+        await press(pilot, "u")
+        await wait_until(pilot, lambda: called[-1] == ["resume", "--detach", "lab2:old"])
+
+    drive_hosts(demo_runs_folder, act)
+
+
+def test_run_in_a_shared_folder_is_listed_once(demo_runs_folder: Path) -> None:
+    own = demo_runs_folder / "digits-3"
+
+    async def act(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        assert isinstance(app, GputrainApp) and isinstance(app.host_watch, FrozenHosts)
+        [row] = [row for row in app.run_list_poller.rows or () if row.folder == str(own)]
+        app.host_watch.shown = (make_reading("lab1", 2, row, make_row("other", "finished", "/runs/other")),)
+        await press(pilot, "tab", "tab")
+        shown = visible_text(pilot, "#runs")
+        assert "lab1:other" in shown and "digits-3" in shown and "lab1:digits-3" not in shown
+
+    drive_hosts(demo_runs_folder, act)
+
+
+def test_enter_on_a_lost_host_connects_and_on_one_that_asks_hands_over_the_terminal(
+    demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[object] = []
+    monkeypatch.setattr(MonitorHosts, "_hand_over", lambda _, program: handed.append(program))
+    hosts = FrozenHosts(make_readings())
+
+    async def act(pilot: Pilot[None]) -> None:
+        panel = pilot.app.screen.query_one("#gpus", Lines)
+        panel.select_key("lab3/")
+        await press(pilot, "enter")
+        assert hosts.retried == ["lab3"] and not handed
+        panel.select_key("lab4/")
+        await press(pilot, "enter")
+        assert hosts.retried == ["lab3"] and len(handed) == 1
+
+    drive_hosts(demo_runs_folder, act, WIDE, hosts)
+
+
+def test_unchanged_hosts_make_no_lines(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = FrozenHosts([make_reading(f"lab{number}") for number in range(32)])
+
+    async def act(pilot: Pilot[None]) -> None:
+        made: list[int] = []
+        lines = MonitorHosts.lines
+        monkeypatch.setattr(MonitorHosts, "lines", lambda *arguments: made.append(1) or lines(*arguments))  # type: ignore[func-returns-value]
+        await press(pilot, "down", "down")
+        pilot.app.screen.update_content()  # type: ignore[attr-defined]
+        assert not made
+        first = hosts.shown[0]
+        assert first.snapshot is not None
+        hosts.shown = (dataclasses.replace(first, snapshot=replace(first.snapshot, time=1.0)), *hosts.shown[1:])
+        pilot.app.screen.update_content()  # type: ignore[attr-defined]
+        assert made
+
+    drive_hosts(demo_runs_folder, act, SMALL, hosts)
+
+
+def test_this_host_among_the_others_is_shown_once(demo_runs_folder: Path) -> None:
+    snapshot = make_reading("lab1").snapshot
+    assert snapshot is not None
+    same = dataclasses.replace(make_reading("alias"), snapshot=replace(snapshot, host="demo-server"))
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert "alias" not in gpus(pilot) and "lab1" in gpus(pilot)
+
+    drive_hosts(demo_runs_folder, act, SMALL, FrozenHosts([same, make_reading("lab1")]))
+
+
+def test_names_and_reasons_of_hosts_are_escaped(demo_runs_folder: Path) -> None:
+    reading = make_reading("lab1", 1)
+    assert reading.snapshot is not None
+    evil = Measurement("\x1b]0;evil\x07", 0.0)
+    gpu = replace(reading.snapshot.gpus[0], name=evil)
+    processes = tuple(replace(process, user=evil, command=evil) for process in gpu.processes.value or ())
+    gpu = replace(gpu, processes=Measurement(processes, 0.0))
+    hostile = dataclasses.replace(
+        reading,
+        reason="\x1b[2J[red]",
+        snapshot=replace(reading.snapshot, gpus=(gpu,)),
+        rows=(make_row("a\x1b[2Jb", "failed", "/x", message="\x1b[2J"),),
+    )
+
+    async def act(pilot: Pilot[None]) -> None:
+        pilot.app.screen.query_one("#gpus", Lines).select_key("lab1/")
+        await press(pilot, "tab")
+        assert "\x1b" not in visible_text(pilot) and "[red]" in gpus(pilot)
+
+    drive_hosts(demo_runs_folder, act, WIDE, FrozenHosts([hostile]))
+
+
+def test_program_in_the_foreground_has_the_terminal_and_its_failure_stays(
+    demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "")
+    monkeypatch.setattr(subprocess, "call", lambda *_, **__: 255)
+
+    async def act(pilot: Pilot[None]) -> None:
+        suspended: list[str] = []
+        pilot.app.app_suspend_signal.subscribe(pilot.app.screen, lambda _: suspended.append("suspended"))
+        monkeypatch.setattr(type(pilot.app._driver), "can_suspend", True)
+        pilot.app.screen.query_one("#runs", Lines).focus()
+        pilot.app.screen.query_one("#runs", Lines).select_key("lab1:night")
+        await press(pilot, "enter")
+        assert suspended == ["suspended"] and len(asked) == 1
+
+    drive_hosts(demo_runs_folder, act)

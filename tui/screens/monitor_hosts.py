@@ -1,0 +1,276 @@
+"""The other hosts of the monitor: which are folded, their runs, and what is done there.
+
+`engine.hosts.watch` follows them in a thread, `tui.tables.hosts` formats them. What changes a run of another host is
+the command that a person would type for HOST:RUN. `MonitorScreen` imports this when there are other hosts.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.text import Text
+
+from engine.gpus.snapshot import Gpu, Snapshot
+from engine.hosts.channel import remote_command, ssh_argv
+from engine.hosts.reading import HostReading, HostState, list_rows
+from engine.runs.folder import RunState
+from engine.runs.run_row import RunRow
+from engine.utils.errors import Problem
+from engine.utils.text import printable
+from tui.launcher import gputrain_command
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import LogDialog, confirm
+from tui.screens.monitor_layout import FRAME_LINES, HEADER_LINES, Demand, MonitorLayout, arrange
+from tui.tables.hosts import HostGroup, host_lines, hosts_summary
+from tui.tables.processes import gpu_matches
+
+COMMAND_SECONDS = 60.0
+LOG_LINES = 1000
+# Hosts do not open and fold while they answer one after the other.
+EXPECTED_GPUS = 8
+MAX_ANSWER_LINES = 8
+
+
+class MonitorHosts:
+    """This host and the others, in groups, and the runs of all."""
+
+    def __init__(self, app: AppServices, screen: GputrainScreen) -> None:
+        self._app, self._screen = app, screen
+        self.groups: Sequence[HostGroup] = ()
+        self._problem: Problem | None = None
+        self._local = _read_local(None, None)
+        self.folds = False
+        """Whether hosts are folded that nobody has opened."""
+        self._opened: dict[str, bool] = {}
+        """The hosts that the user has opened or folded."""
+        self._sources: Sequence[Sequence[RunRow]] = ()
+        """The lists that `_merged` was made of."""
+        self._merged: Sequence[RunRow] = ()
+        self._remote: dict[str, RunRow] = {}
+
+    def update(self, snapshot: Snapshot | None, problem: Problem | None, readings: Sequence[HostReading]) -> None:
+        """Take the latest readings. This host is first, with its GPUs or the problem that hides them; it may be among
+        the others by another name."""
+        if (self._local.snapshot, self._problem) != (snapshot, problem):
+            self._local, self._problem = _read_local(snapshot, problem), problem
+        local, host = self._local, snapshot and snapshot.host
+        others = [
+            reading
+            for reading in readings
+            if reading.name != local.name and (reading.snapshot is None or reading.snapshot.host != host)
+        ]
+        known = {group.name: group for group in self.groups}
+        self.groups = [
+            known[reading.name]
+            if reading.name in known and known[reading.name].reading is reading
+            else HostGroup(reading, is_here=reading is local)
+            for reading in (local, *others)
+        ]
+
+    # Runs
+
+    def merge(self, local: Sequence[RunRow]) -> Sequence[RunRow]:
+        """Return the runs of this folder and those of other hosts, named HOST:RUN, the latest first. The same sequence
+        tells that nothing has changed."""
+        others = [group.reading for group in self.groups if not group.is_here]
+        sources = [local, *(reading.rows for reading in others)]
+        if len(sources) == len(self._sources) and all(map(operator.is_, sources, self._sources)):
+            return self._merged
+        here = {(row.folder, row.record.started_at) for row in local}
+        remote = {}
+        for host, row in list_rows(others):
+            if (row.folder, row.record.started_at) not in here:
+                name = f"{host}:{row.name}"
+                # A sweep there is none here.
+                remote[name] = row._replace(name=name, folder=name, sweep="")
+        rows = sorted([*local, *remote.values()], key=lambda row: -(row.record.started_at or 0.0))
+        self._sources, self._remote, self._merged = sources, remote, rows if remote else local
+        return self._merged
+
+    def is_remote(self, row: RunRow | None) -> bool:
+        """Whether a row of `merge` is of another host."""
+        return row is not None and row.folder in self._remote
+
+    # GPUs
+
+    @property
+    def summary(self) -> str:
+        """The sums of all hosts."""
+        return hosts_summary(self.groups)
+
+    def arrange(self, width: int, height: int) -> MonitorLayout:
+        """Return the layout with a line for each host and each of its GPUs, or folded hosts if these do not fit."""
+        processes = max((group.num_processes for group in self.groups), default=0)
+        rows = sum(1 + (EXPECTED_GPUS if group.is_awaited else len(group.gpus)) for group in self.groups)
+        layout = arrange(Demand(width, height, rows, processes, is_list=True))
+        self.folds = rows > layout.gpus - FRAME_LINES - HEADER_LINES
+        rows = sum(1 + len(gpus) for _, gpus in self.shown())
+        return arrange(Demand(width, height, rows, processes, is_list=True))
+
+    def lines(
+        self, shown: Sequence[tuple[HostGroup, Sequence[Gpu]]], picked: Collection[str], width: int
+    ) -> tuple[Text, dict[str, Text]]:
+        """Return the header and the lines of the hosts that are `shown`."""
+        return host_lines(shown, picked, width)
+
+    def is_elsewhere(self, key: str) -> bool:
+        """Whether a line is that of a host, or of a GPU of another one."""
+        group = self.find(key)
+        return group is not None and (not group.is_here or key == group.key)
+
+    def is_open(self, group: HostGroup) -> bool:
+        return self._opened.get(group.name, not self.folds)
+
+    def shown(self, query: str = "") -> list[tuple[HostGroup, Sequence[Gpu]]]:
+        """Return the hosts with those of their GPUs that are shown. A filter looks into folded hosts, too."""
+        if not query:
+            return [(group, group.gpus if self.is_open(group) else ()) for group in self.groups]
+        found = [(group, [gpu for gpu in group.gpus if gpu_matches(query, gpu)]) for group in self.groups]
+        return [(group, gpus) for group, gpus in found if gpus or query in group.name.lower()]
+
+    def find(self, key: str | None) -> HostGroup | None:
+        """Return the host of a line, or of that of a GPU."""
+        for group in self.groups:
+            if key is not None and (key.startswith(group.key) or any(group.key_of(gpu) == key for gpu in group.gpus)):
+                return group
+        return None
+
+    def title_of(self, key: str) -> str:
+        """Return what enter does on a line of a host or of a GPU."""
+        group = self.find(key)
+        if group is None or key != group.key:
+            return "open GPU" if group is None or group.is_here else f"open {group.name}"
+        if group.reading.state is HostState.DOWN:
+            return "log in" if group.reading.must_ask else "retry"
+        return "fold" if self.is_open(group) else "unfold"
+
+    def open(self, key: str) -> None:
+        """Do that."""
+        group = self.find(key)
+        if group is None:
+            return
+        if key == group.key and group.reading.state is HostState.DOWN:
+            self._connect(group)
+        elif key == group.key:
+            self._opened[group.name] = not self.is_open(group)
+        elif group.reading.has_gputrain:
+            command = remote_command(["gputrain-tui"], marker=False)
+            self._hand_over(ssh_argv(group.name, command, terminal=True, ask=True))
+        else:
+            reason = f"{group.name} has no gputrain that could show its GPUs"
+            self._app.show_toast(Problem("", reason, code="not-installed"))
+
+    def _connect(self, group: HostGroup) -> None:
+        watch = self._app.host_watch
+        if watch is not None and group.reading.must_ask:
+            self._hand_over(lambda: watch.ask(group.name))
+        elif watch is not None:
+            watch.retry(group.name)
+            self._app.show_toast(f"Connecting to {group.name}")
+
+    # Runs of other hosts
+
+    def attach(self, row: RunRow) -> None:
+        """Show the screen of a run, which its host draws."""
+        self._hand_over([*gputrain_command(), "attach", row.name])
+
+    def can(self, action: str, row: RunRow) -> bool:
+        """Whether one of the actions below has an effect in the state of a run."""
+        if action == "pause":
+            return row.live and not row.record.command
+        return action == "log" or row.live == (action == "stop")
+
+    def stop(self, row: RunRow) -> None:
+        send = self._sender("stop", "--no-wait", row.name)
+        confirm(self._screen.app, f"Stop {printable(row.name)}?", "Keep it running", "Stop", send)
+
+    def pause(self, row: RunRow) -> None:
+        self._sender("runs", "continue" if row.state == RunState.PAUSED else "pause", row.name)()
+
+    def resume(self, row: RunRow) -> None:
+        self._sender("resume", "--detach", row.name)()
+
+    def delete(self, row: RunRow) -> None:
+        send = self._sender("runs", "delete", "--yes", row.name)
+        confirm(self._screen.app, f"Move {printable(row.name)} to the trash there?", "Keep", "Move to the trash", send)
+
+    def log(self, row: RunRow) -> None:
+        """Show the end of the log as it is now."""
+        lines = ["Loading …"]
+
+        def read() -> None:
+            lines[:] = self._call("logs", row.name, "-n", str(LOG_LINES))[1].splitlines()
+
+        self._screen.app.push_screen(LogDialog(row.name, lambda: lines))
+        self._screen.act(read, in_thread=True)
+
+    def _sender(self, *words: str) -> Callable[[], None]:
+        """Return a function that sends a command and shows the answer."""
+
+        def send() -> tuple[int, str]:
+            return self._call(*words)
+
+        def show(answer: tuple[int, str]) -> None:
+            code, text = answer
+            text = "\n".join(text.strip().splitlines()[-MAX_ANSWER_LINES:]) or f"{words[0]}: done"
+            self._app.show_toast(Problem("", text, code="refused") if code else text)
+
+        def begin() -> None:
+            self._app.show_toast(f"gputrain {' '.join(words)} …", timeout_s=2.0)
+            self._screen.act(send, show, in_thread=True)
+
+        return begin
+
+    def _call(self, *words: str) -> tuple[int, str]:
+        """Return the exit code of a command, and what it prints. Called in a thread."""
+        try:
+            ended = subprocess.run(  # noqa: S603 (our own command)
+                [*gputrain_command(), *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=COMMAND_SECONDS,
+                env=self._environment(),
+            )
+        except subprocess.TimeoutExpired:
+            return 1, f"no answer within {COMMAND_SECONDS:.0f} s"
+        return ended.returncode, (ended.stdout + ended.stderr).decode(errors="replace")
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"GPUTRAIN_RUNS": str(self._app.runs_dir)}
+
+    def _hand_over(self, program: Sequence[str] | Callable[[], int]) -> None:
+        """Give the terminal to a program until it ends. What it says when it fails stays until enter is pressed."""
+        with self._screen.app.suspend(), _ignored_keys():
+            code = program() if callable(program) else subprocess.call(program, env=self._environment())  # noqa: S603
+            if code:
+                input("\nPress enter to return to the monitor. ")
+
+
+def _read_local(snapshot: Snapshot | None, problem: Problem | None) -> HostReading:
+    """Return the reading of this host."""
+    if problem is not None:
+        return HostReading(socket.gethostname(), HostState.DOWN, str(problem))
+    if snapshot is None:
+        return HostReading(socket.gethostname())
+    return HostReading(socket.gethostname(), HostState.OK, snapshot.error or "", snapshot=snapshot)
+
+
+@contextmanager
+def _ignored_keys() -> Iterator[None]:
+    """Leave Ctrl-C to the program in the foreground, and let Ctrl-Z stop nothing."""
+    # A handler is not inherited, other than SIG_IGN: ssh ends with Ctrl-C.
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTSTP: signal.signal(signal.SIGTSTP, signal.SIG_IGN),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
