@@ -54,15 +54,15 @@ def dataset_lines(dataset: Dataset) -> list[str]:
     total = ClassCount("all", *map(dataset.source.num_images, counts), is_total=True)
     columns = count_columns(max((*counts["train"], 1)), has_test="test" in counts)
     lines = [*plain_lines(columns, [*rows, total]), ""]
-    facts: dict[str, object] = {}
+    skipped, facts = dataset.source.skipped, dict[str, object]()
     if (files := dataset.files) is not None:
         smallest, median, largest = (f"{width} x {height}" for width, height in files.sizes)
         modes = ", ".join(f"{mode} {count:,}" for mode, count in files.modes.items())
-        differ = len(set(files.sizes)) > 1
-        facts["image files"] = f"{smallest} to {largest}, median {median}" if differ else median
-        facts["modes"] = f"{modes} of {pluralize(files.examined, 'examined file')}"
+        facts = {
+            "image files": f"{smallest} to {largest}, median {median}" if smallest != largest else median,
+            "modes": f"{modes} of {pluralize(files.examined, 'examined file')}",
+        }
     facts["input"] = f"{dataset.image_format.describe()}, channels {dataset.image_format.channels}"
-    skipped = dataset.source.skipped
     if skipped:
         facts["skipped"] = f"{pluralize(len(skipped), 'item')}:"
     lines += fact_lines(facts)

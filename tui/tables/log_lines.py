@@ -81,25 +81,20 @@ def _epoch_metrics(epoch: EpochEvent) -> Text:
         has_none = epoch.val_accuracy is None and epoch.train_accuracy is None
         return shown(loss) if has_none else f"{shown(loss)} / {shown(accuracy)}"
 
-    text = Text.assemble(
+    rate = pad(format_known("images_per_second", epoch.images_per_second), 7, Align.RIGHT)
+    seconds = pad(format_known("seconds", epoch.seconds), 7, Align.RIGHT)
+    lr = format_known("lr", epoch.lr, UNKNOWN)
+    skipped = {"steps": epoch.skipped_steps, "images": epoch.skipped_images}
+    return Text.assemble(
         (f"epoch {pad(str(epoch.epoch), 3, Align.RIGHT)}", STRONG),
         ("   val ", VALIDATION_STYLE),
         with_accuracy("val_loss", "val_accuracy"),
         ("   train ", TRAIN_STYLE),
         with_accuracy("train_loss", "train_accuracy"),
+        f"   ema {shown('ema_val_accuracy')}" if epoch.ema is not None else "",
+        *(f"   {printable(name)} {shown(METRIC_PREFIX + name)}" for name in epoch.metrics),
+        (f"   {rate} {METRICS['images_per_second'].label}  {seconds}   {METRICS['lr'].label} {lr}", MUTED),
+        *(f"   {count} {things} skipped" for things, count in skipped.items() if count),
         no_wrap=True,
         end="",
     )
-    if epoch.ema is not None:
-        text.append(f"   ema {shown('ema_val_accuracy')}")
-    for name in epoch.metrics:
-        text.append(f"   {printable(name)} {shown(METRIC_PREFIX + name)}")
-    rate = pad(format_known("images_per_second", epoch.images_per_second), 7, Align.RIGHT)
-    seconds = pad(format_known("seconds", epoch.seconds), 7, Align.RIGHT)
-    lr = format_known("lr", epoch.lr, UNKNOWN)
-    text.append(f"   {rate} {METRICS['images_per_second'].label}  {seconds}   {METRICS['lr'].label} {lr}", MUTED)
-    if epoch.skipped_steps:
-        text.append(f"   {epoch.skipped_steps} steps skipped")
-    if epoch.skipped_images:
-        text.append(f"   {epoch.skipped_images} images skipped")
-    return text

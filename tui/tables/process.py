@@ -141,24 +141,23 @@ def status_line(
     tree: ProcessTree, uses: GpuUses, cpu_percent: float | None, memory_bytes: int, ended_at: float | None
 ) -> Text:
     """Return the process in one line: what it is, and what it uses now, or when it ended."""
-    root = tree.processes[0] if tree.processes else None
-    text = Text(no_wrap=True, end="", overflow="ellipsis")
+    state = [(" ● running", GOOD)]
     if ended_at is not None:
-        text.append(" ○ ended", STRONG)
-        text.append(f" {format_age(max(time.time() - ended_at, 0.0))} ago", MUTED)
-    else:
-        text.append(" ● running", GOOD)
-    if root is None:
+        state = [(" ○ ended", STRONG), (f" {format_age(max(time.time() - ended_at, 0.0))} ago", MUTED)]
+    text = Text.assemble(*state, no_wrap=True, end="", overflow="ellipsis")
+    if not tree.processes:
         return text
+    root, memory = tree.processes[0], [process.gpu_memory.value for _, process in uses]
+    loads = dict(sorted((gpu.index, format_percent(gpu.value("util"))) for gpu, _ in uses))
+    facts = {
+        **{f"GPU {index}": load for index, load in loads.items()},
+        "GPU memory": format_bytes(sum(map(int, filter(None, memory)))) if set(memory) - {None} else "",
+        "CPU": _percent(cpu_percent),
+        "memory": format_bytes(memory_bytes),
+    }
     text.append(f"   pid {root.id.pid}")
-    if ended_at is None:
-        for index, name in sorted({gpu.index: format_percent(gpu.value("util")) for gpu, _ in uses}.items()):
-            text.append("   ").append(f"GPU {index} ", MUTED).append(name)
-        memory = [process.gpu_memory.value for _, process in uses]
-        if any(value is not None for value in memory):
-            text.append("   ").append("GPU memory ", MUTED).append(format_bytes(sum(value or 0 for value in memory)))
-        text.append("   ").append("CPU ", MUTED).append(_percent(cpu_percent))
-        text.append("   ").append("memory ", MUTED).append(format_bytes(memory_bytes))
+    for label, value in facts.items() if ended_at is None else ():
+        text.append(f"   {label} " if value else "", MUTED).append(value)
     command = without_folder(root.command)
     text.append(f"   {command if len(command) <= MAX_STATUS_COMMAND else command[:MAX_STATUS_COMMAND] + '…'}", MUTED)
     return text
