@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from engine.doctor.check import Check
+from engine.doctor.check import Check, CheckState
 from engine.gpus.current_use import find_current_use, find_doubt, find_missing_instances
 from engine.gpus.reservation_entry import ReservationInfo
-from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
-from engine.utils.process import user_name
+from engine.gpus.snapshot import Gpu, Snapshot
 from engine.utils.text import pluralize
 from engine.utils.units import format_bytes
 
@@ -26,8 +25,11 @@ INSTALL_ADVICE = "make `nvidia-smi` work: install the NVIDIA driver, or start th
 NO_INSTANCES_ADVICE = (
     "create instances with `sudo nvidia-smi mig -cgi PROFILE -C`, or turn MIG mode off with `sudo nvidia-smi -mig 0`"
 )
-MAX_COMMAND_CHARS = 60
 OTHER_GPUS_ADVICE = "select other GPUs with --gpus, or wait for it with --queue"
+USED_GPU_ADVICE = (
+    "`gputrain gpus --processes` shows them, `nvidia-smi` on the host also those of containers; end what is left over, "
+    f"{OTHER_GPUS_ADVICE}"
+)
 # By throttle reason, as `engine.gpus.nvml` names them. An idle GPU needs none.
 THROTTLE_ADVICE = {
     "set clocks": "the GPU's clocks are locked: reset them with `sudo nvidia-smi -rgc -rac`",
@@ -116,8 +118,8 @@ def _gpu_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[C
 
 
 def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[Check]:
-    """Yield who uses a GPU: the runs that have reserved it, then other processes that compute on it."""
-    name, own_user = f"GPU {gpu.index}", user_name()
+    """Yield who uses a GPU: the runs that have reserved it, then others."""
+    name = f"GPU {gpu.index}"
     uuids = [gpu.uuid, *(instance.uuid for instance in gpu.instances)]
     runs = [reservation for reservation in reservations if reservation.holds(*uuids)]
     for run in runs:
@@ -127,22 +129,8 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
             yield Check("GPUs", name, "ok", found)
         else:
             yield Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE, code="gpu-reserved")
-    processes = gpu.processes.value or ()
-    others = [process for process in processes if process.kind == "compute" and process.run is None]
-    yield from (_process_check(name, process, own_user) for process in others)
-    if not runs and not processes and not gpu.mig_enabled and (use := find_current_use(gpu)) is not None:
-        unknown = gpu.processes.value is None
-        advice = "run `nvidia-smi` on the host, outside of containers, to see its processes"
-        yield Check("GPUs", name, "unknown" if unknown else "warning", use.message, advice, code="gpu-in-use")
-    elif not runs and not others and not gpu.mig_enabled and (doubt := find_doubt(gpu)):
+    if (use := find_current_use(gpu, sharers=runs)) is not None and not (gpu.mig_enabled and not gpu.processes.value):
+        state: CheckState = "unknown" if gpu.processes.value is None else "warning"
+        yield Check("GPUs", name, state, use.message, USED_GPU_ADVICE, code="gpu-in-use")
+    elif not runs and not gpu.mig_enabled and (doubt := find_doubt(gpu)):
         yield Check("GPUs", name, "ok", f"counts as free: {doubt}")
-
-
-def _process_check(name: str, process: GpuProcess, own_user: str) -> Check:
-    command = "" if process.command.value is None else f" ({process.command.value[:MAX_COMMAND_CHARS]})"
-    user = process.user.reason if process.user.value is None else f"user {process.user.value}"
-    advice = OTHER_GPUS_ADVICE
-    if process.user.value == own_user:
-        advice = f"if the process is left over from an earlier run, end it with `kill {process.pid}`"
-    found = f"in use by process {process.pid} ({user}){command}"
-    return Check("GPUs", name, "warning", found, advice, code="gpu-in-use")
