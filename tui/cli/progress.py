@@ -11,7 +11,6 @@ import shutil
 import sys
 import threading
 from contextlib import suppress
-from typing import IO, cast
 
 from engine.runs.event_lines import (
     CommandOutput,
@@ -21,7 +20,6 @@ from engine.runs.event_lines import (
     describe_parameters,
     epoch_name,
     epoch_values,
-    event_line,
     event_lines,
 )
 from engine.runs.events import (
@@ -134,24 +132,17 @@ def fitted_epoch_line(epoch: EpochEvent, columns: int) -> str:
     return gap.join(values)
 
 
-class DryRunPrinter:
-    """Print the plan of a dry run as a table to stdout."""
-
-    def __init__(self) -> None:
-        self._out = DisconnectSafeStream(sys.stdout)
-        self._history = History()
+class DryRunPrinter(PlainPrinter):
+    """Print the plan of a dry run as a table to stdout, and all other events as lines."""
 
     def __call__(self, event: Event) -> None:
-
+        if not isinstance(event, RunStarted):
+            super().__call__(event)
+            return
         self._history.add(event)
-        if isinstance(event, RunStarted):
-            lines = plan_lines(event, self._history.cpu_fallback)
-            self._out.write("".join(f"{line}\n" for line in lines))
-        elif (line := event_line(event)) is not None:
-            print(line, file=cast(IO[str], DisconnectSafeStream(sys.stderr)))
-
-    def close(self) -> None:
-        self._out.flush()
+        out = DisconnectSafeStream(sys.stdout)
+        out.write("".join(f"{line}\n" for line in plan_lines(event, self._history.cpu_fallback)))
+        out.flush()
 
 
 class BackgroundPrinter:
@@ -160,7 +151,7 @@ class BackgroundPrinter:
     Events that do not fit the queue are dropped; the journal still holds them.
     """
 
-    def __init__(self, printer: JsonPrinter | PlainPrinter | DryRunPrinter) -> None:
+    def __init__(self, printer: JsonPrinter | PlainPrinter) -> None:
         self._printer = printer
         self._queue: queue.Queue[Event | None] = queue.Queue(MAX_QUEUED_EVENTS)
         # Start the thread with the first event: DataLoader workers may be forked before it.
@@ -193,7 +184,7 @@ class BackgroundPrinter:
             self._thread.join(DRAIN_TIMEOUT_SECONDS)
 
 
-def make_printer(*, json: bool, dry_run: bool) -> JsonPrinter | PlainPrinter | DryRunPrinter:
+def make_printer(*, json: bool, dry_run: bool) -> JsonPrinter | PlainPrinter:
     """Return the printer for these options and the kind of stderr."""
     if json:
         return JsonPrinter()
