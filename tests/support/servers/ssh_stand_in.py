@@ -71,11 +71,11 @@ class SshStandIn:
         path.with_suffix(".new").replace(path)
 
     def add_gputrain(self, name: str, gpus: str = "", runs: str = "", *lines: str, program: str = GPUTRAIN) -> None:
-        """Add a host with a `program` as gputrain, which prints the given lines."""
+        """Add a host with a `program` as gputrain, which prints the given lines, or those of a host without runs."""
         folder = self.folder / f"bin-{name}"
         folder.mkdir(exist_ok=True)
         (folder / "gpus").write_text(f"{gpus or snapshot_line(name)}\n")
-        (folder / "runs").write_text(runs)
+        (folder / "runs").write_text(runs or f"{json_line({'listed': 0})}\n")
         (folder / "gputrain").write_text(program.format(folder=folder))
         (folder / "gputrain").chmod(0o755)
         self.set_host(name, f"PATH={folder}:/usr/bin:/bin", *lines)
