@@ -151,7 +151,10 @@ class HostWatch:
                         self._changed.set()
         finally:
             for link in self._links.values():
-                link.end(self._selector)
+                link.disconnect(self._selector)
+            deadline = time.monotonic() + END_SECONDS
+            for link in self._links.values():
+                link.end(deadline)
             self._selector.close()
             os.close(self._wake_reader)
             os.close(self._wake_writer)
@@ -193,11 +196,10 @@ class _Link:
                 self._set_old(HostState.STALE, "no news")
             elif self.reading.age_s not in (None, int(now - self._heard_at)):
                 self._set_old(self.reading.state, self.reading.reason)
-        if self._ended:
-            self._ended = [process for process in self._ended if process.poll() is None]
         return self.reading is not previous
 
     def _connect(self, now: float, selector: selectors.BaseSelector) -> None:
+        self.end(now)
         self._clear()
         self._active_at = now
         command = ssh_argv(self.reading.name, self._command, master=True)
@@ -284,9 +286,8 @@ class _Link:
                 self._words = (self._words + line + b"\n")[-MAX_WORDS_BYTES:]
         if self._has_all_rows:
             rows = sorted(self._rows.values(), key=lambda row: (-(row.record.started_at or 0.0), row.name))
-            self.reading = replace(self.reading, rows=tuple(rows), has_all_rows=True)
-        if self.reading.state is HostState.OK and self.reading.snapshot is not None:
-            self.reading = replace(self.reading, reason=self.reading.snapshot.error or self._note)
+            reason = (self.reading.reason or self._note) if self.reading.state is HostState.OK else self.reading.reason
+            self.reading = replace(self.reading, rows=tuple(rows), has_all_rows=True, reason=reason)
 
     def _take_run(self, line: bytes) -> None:
         try:
@@ -321,7 +322,7 @@ class _Link:
         pause_s = PAUSES_SECONDS[min(self._failures, len(PAUSES_SECONDS) - 1)]
         self._failures += 1
         self.retry_at = math.inf if is_refused else time.monotonic() + pause_s
-        self._disconnect(selector)
+        self.disconnect(selector)
         self._set_old(HostState.DOWN, reason)
         self.reading = replace(self.reading, must_ask=must_ask)
 
@@ -334,7 +335,7 @@ class _Link:
             snapshot = replace_record(snapshot, gpus=tuple(gpu.as_stale(age) for gpu in snapshot.gpus))
         self.reading = replace(self.reading, state=state, reason=reason, age_s=age_s, snapshot=snapshot)
 
-    def _disconnect(self, selector: selectors.BaseSelector) -> None:
+    def disconnect(self, selector: selectors.BaseSelector) -> None:
         """Request the end of ssh, which takes its control socket with it."""
         process, self._process = self._process, None
         if process is None:
@@ -347,11 +348,10 @@ class _Link:
         process.terminate()
         self._ended.append(process)
 
-    def end(self, selector: selectors.BaseSelector) -> None:
-        """End the connection, for good."""
-        self._disconnect(selector)
+    def end(self, deadline: float) -> None:
+        """End each ssh that was asked to end, by force after a deadline."""
         for process in self._ended:
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.0))
+            process.kill()
+        self._ended.clear()
