@@ -26,6 +26,7 @@ from engine.utils.codec import (
     Seconds,
     decode,
     define_record,
+    field,
     format_problem,
     replace,
 )
@@ -110,7 +111,7 @@ class ListNews(FileRecord, frozen=True, kw_only=True):
 ListedRun: Any = define_record(
     "ListedRun",
     {
-        "name": (Annotated[str, Meta(min_length=1, max_length=255)], ...),
+        "name": (Annotated[str, Meta(min_length=1, max_length=255)], field()),
         **dict.fromkeys(("folder", "note", "sweep"), (Annotated[str, Meta(max_length=4096)], "")),
         **dict.fromkeys(("unreadable", "archived"), (bool, False)),
         "foreign": (Annotated[str, Meta(max_length=4096)] | None, None),

@@ -134,7 +134,7 @@ def test_search_of_large_folder_is_spread_over_polls(run: Path, cwd: Path) -> No
     files = MetricFiles(run, cwd=cwd, started_at=time.time())
     created = write(cwd / "many/299/metrics.csv")
     num_polls = 1
-    while not files.poll(max_seconds=0.0).logs and num_polls < 1000:
+    while not files.poll(max_seconds=-1.0).logs and num_polls < 1000:
         num_polls += 1
     assert num_polls > 100
     assert files_of(files.metrics) == [created]

@@ -124,6 +124,6 @@ def test_foreign_code_and_invalid_requests_run_no_user_dataset(tmp_path: Path, m
 def test_missing_library_leaves_keys_unset_for_preflight_to_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.models.catalog.installed_version", lambda _: None)
+    monkeypatch.setattr("engine.utils.libraries.installed_version", lambda _: None)
     unfilled = folder_request(tmp_path)
     assert with_input_keys(unfilled) == unfilled
