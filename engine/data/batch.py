@@ -80,10 +80,12 @@ class BatchDataset(Dataset[Batch]):
     def __getitem__(self, request: BatchRequest) -> Batch:
         source, preprocessing, part = self._source, self.preprocessing(request), request.part
         if not isinstance(source, ItemSource):
-            images, labels = source.load(part, request.indices, preprocessing)
-            return self.finish(request, torch.from_numpy(images), labels, {})
+            pixels, targets = source.load(part, request.indices, preprocessing)
+            return self.finish(request, torch.from_numpy(pixels), targets, {})
         images, errors = empty_images(*self.image_shape(request), dtype=source.format.dtype), dict[int, Exception]()
-        labels = self._empty_labels(request)
+        # To get the labels of a user dataset, which are classes, may read all of its items.
+        is_encoded = isinstance(source, EncodedSource)
+        labels = source.get_labels(part)[request.indices] if is_encoded else np.zeros(len(images), np.int64)
         with self._seeded_items(request) as seed:
             for row, index in enumerate(request.indices.tolist()):
                 seed(row)
@@ -141,12 +143,6 @@ class BatchDataset(Dataset[Batch]):
         bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, drawn)
         with fork_rngs() as seed_rng:
             yield lambda row: seed_rng(bits[row])
-
-    def _empty_labels(self, request: BatchRequest) -> Labels:
-        # To get the labels of a user dataset, which are classes, may read all of its items.
-        if isinstance(self._source, EncodedSource):
-            return self._source.get_labels(request.part)[request.indices]
-        return np.zeros(len(request.indices), np.int64)
 
 
 def load_checked(dataset: BatchDataset, request: BatchRequest) -> Batch:

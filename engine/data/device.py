@@ -67,7 +67,7 @@ class InputPipeline:
             images, config, requests = self.image_format, self._config, self._requests
             return InMemoryLoader(self._in_memory, config, images, requests, device, memory_format)
         if self._loader:
-            return StreamingLoader(self._loader, self.image_format, device, memory_format)
+            return stream_to_device(self._loader, self.image_format, device, memory_format)
         return self._repeat_batch(device, memory_format)
 
     def _repeat_batch(self, device: torch.device, memory_format: torch.memory_format) -> DeviceLoader:
@@ -82,7 +82,7 @@ class InputPipeline:
             size = image_format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
             if part not in loaded or len(loaded[part].images) < count or loaded[part].images.shape[-1] != size:
                 batches = BatchLoader(self.source, self._config, image_format, [request], 0)
-                loaded[part] = next(StreamingLoader(batches, image_format, device, memory_format))
+                loaded[part] = next(stream_to_device(batches, image_format, device, memory_format))
             images, labels = loaded[part].images[:count], loaded[part].labels[:count]
             yield DeviceBatch(images, labels, request.loss_weight, request.ends_step)
 
@@ -92,66 +92,59 @@ class InputPipeline:
             raise death
 
 
-class StreamingLoader(DeviceLoader):
-    """Transfer the batches of a `BatchLoader` to the device, augment and normalize them there.
+def stream_to_device(
+    batches: BatchLoader,
+    image_format: ImageFormat,
+    device: torch.device,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> DeviceLoader:
+    """Yield the batches of a `BatchLoader` on the device, augmented and normalized there.
 
     On a GPU this runs on a separate CUDA stream and overlaps with training. With loader processes, a background thread
     also starts the next transfer as soon as the previous batch is consumed. The images get the memory format of the
     model while they are uint8, which takes a fraction of the time.
     """
+    mean, std = channel_stats(image_format, device)
 
-    def __init__(
-        self,
-        batches: BatchLoader,
-        image_format: ImageFormat,
-        device: torch.device,
-        memory_format: torch.memory_format = torch.preserve_format,
-    ) -> None:
-        self._device, self._memory_format = device, memory_format
-        self._mean, self._std = channel_stats(image_format, device)
-        self._batches = map(self._prepare, batches)
-        if device.type == "cuda":
-            self._copy_stream = torch.cuda.Stream(device)
-            transfers = self._transfer_all(batches)
-            # Without workers, loading draws from the same global generators as the training thread, so it must not run
-            # in another thread.
-            self._batches = map(self._wait_for_transfer, prefetch(transfers) if batches.workers else transfers)
-
-    def __next__(self) -> DeviceBatch:
-        return next(self._batches)
-
-    def _prepare(self, batch: Batch) -> DeviceBatch:
-        images = to_device(batch.images, self._device)
-        labels = labels_to_device(batch.labels, self._device)
+    def prepare(batch: Batch) -> DeviceBatch:
+        images, labels = to_device(batch.images, device), labels_to_device(batch.labels, device)
         if batch.augment_params is not None:
             images = apply_batch_params(images, batch.augment_params, may_overwrite=True)
-        if self._memory_format is not torch.preserve_format:
-            images = images.contiguous(memory_format=self._memory_format)
-        images = normalize(images, self._mean, self._std)
+        if memory_format is not torch.preserve_format:
+            images = images.contiguous(memory_format=memory_format)
+        images = normalize(images, mean, std)
         return DeviceBatch(images, labels, batch.loss_weight, batch.ends_step, batch.unread)
 
-    def _transfer_all(self, batches: BatchLoader) -> Iterator[tuple[DeviceBatch, torch.cuda.Event]]:
-        # The current CUDA device is per thread and starts as device 0.
-        torch.cuda.set_device(self._copy_stream.device)
-        yield from map(self._transfer, batches)
+    if device.type != "cuda":
+        return map(prepare, batches)
+    copy_stream = torch.cuda.Stream(device)
 
-    def _transfer(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
-        """Start the transfer of a batch; returns the batch and an event that the copy stream records after it."""
-        with torch.cuda.stream(self._copy_stream):
-            device_batch = self._prepare(batch)
-            transferred = torch.cuda.Event()
-            transferred.record(self._copy_stream)
+    def transfer(batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
+        """Start the transfer of a batch; return the batch and an event that the copy stream records after it."""
+        with torch.cuda.stream(copy_stream):
+            device_batch, transferred = prepare(batch), torch.cuda.Event()
+            transferred.record(copy_stream)
         return device_batch, transferred
 
-    def _wait_for_transfer(self, transfer: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:
+    def transfer_all() -> Iterator[tuple[DeviceBatch, torch.cuda.Event]]:
+        # The current CUDA device is per thread and starts as device 0.
+        torch.cuda.set_device(copy_stream.device)
+        # No name here may keep a batch in device memory.
+        yield from map(transfer, batches)
+
+    def receive(sent: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:
         """Make the current CUDA stream wait for the transfer, without blocking the host."""
-        batch, transferred = transfer
-        compute_stream = torch.cuda.current_stream(self._device)
+        batch, transferred = sent
+        compute_stream = torch.cuda.current_stream(device)
         compute_stream.wait_event(transferred)
         for tensor in (batch.images, batch.labels):
             # The caching allocator must not reuse the memory for a later batch while training still reads it.
             tensor.record_stream(compute_stream)
         return batch
+
+    # Without workers, loading draws from the same global generators as the training thread, so it must not run in
+    # another thread.
+    return map(receive, prefetch(transfer_all()) if batches.workers else transfer_all())
 
 
 def prefetch(items: Iterator[T]) -> Iterator[T]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from engine.data.batch import DeviceLoader
-from engine.data.device import StreamingLoader
+from engine.data.device import stream_to_device
 from engine.data.sampler import Part
 from engine.data.stream import BatchLoader
 from engine.distributed.collectives import broadcast_tensors
@@ -108,34 +107,13 @@ def evaluate_networks(
     ]
 
 
-@dataclass(frozen=True)
-class PreparedTest:
-    """The best network of a run and the type of its input, the epoch whose weights it has, and the test images."""
-
-    network: tuple[nn.Module, torch.dtype]
-    epoch: int
-    images: HeldOutImages
-
-    def event(self, evaluation: Evaluation, step: int) -> FinalTest:
-        """Return the event of the result."""
-        scores = evaluation.scores()
-        return FinalTest(
-            step=step,
-            epoch=self.epoch,
-            images=evaluation.metrics.images,
-            skipped_images=evaluation.metrics.unread,
-            loss=scores.loss,
-            accuracy=scores.accuracy,
-            top5=scores.top5,
-            metrics=scores.metrics,
-        )
-
-
-def prepare_test(trainer: Trainer) -> PreparedTest | None:
-    """Load the best network and start to load the test images; None without them or that network. A collective."""
-    count, folder, model = trainer.data.source.num_images("test"), trainer.job.folder, trainer.model
+def evaluate_test(trainer: Trainer) -> bool:
+    """Evaluate the test images with the best network, if there are any; return False if all ranks agreed to stop. A
+    collective."""
+    data, folder, model = trainer.data, trainer.job.folder, trainer.model
+    count = data.source.num_images("test")
     if not count or folder is None:
-        return None
+        return True
     trainer.log.enter_phase(Phase.CHECKPOINT)
     # A copy: a requested checkpoint has the weights of the last step.
     network = deepcopy(model.ema.network if model.ema else model.network)
@@ -151,18 +129,35 @@ def prepare_test(trainer: Trainer) -> PreparedTest | None:
             trainer.log.emit(WarningEvent(message=message, code="not-readable"))
     dist.broadcast(epoch, 0, group=trainer.cpu_group)
     if not epoch.item():
-        return None
+        return True
     broadcast_tensors([*network.parameters(), *network.buffers()])
+    images = HeldOutImages("test", count, _load_test_images(trainer, count))
+    trainer.emit_phase("testing")
     dtype = torch.float32 if model.ema else model.input_dtype
-    return PreparedTest((network.eval(), dtype), int(epoch.item()), _load_test_images(trainer, count))
+    evaluations = evaluate_networks(trainer, [(network.eval(), dtype)], images)
+    if evaluations is None:
+        return False
+    metrics, scores = evaluations[0].metrics, evaluations[0].scores()
+    trainer.log.emit(
+        FinalTest(
+            step=data.position.step,
+            epoch=int(epoch.item()),
+            images=metrics.images,
+            skipped_images=metrics.unread,
+            loss=scores.loss,
+            accuracy=scores.accuracy,
+            top5=scores.top5,
+            metrics=scores.metrics,
+        )
+    )
+    return True
 
 
-def _load_test_images(trainer: Trainer, count: int) -> HeldOutImages:
+def _load_test_images(trainer: Trainer, count: int) -> DeviceLoader:
     # A finished training must not fail because of an image that it has not trained on.
     config, data = trainer.config.with_values(data={"on_bad": "skip"}), trainer.data
     requests = data.sampler.evaluation_requests("test", count)
     # Loader processes cannot be forked any more: this one has threads, and uses CUDA.
     threads = min(trainer.job.plan.cores_per_rank, MAX_THREADS)
     batches = BatchLoader(data.source, config, data.image_format, requests, workers=0, threads=threads)
-    loader = StreamingLoader(batches, data.image_format, data.batch_device, trainer.model.memory_format)
-    return HeldOutImages("test", count, loader)
+    return stream_to_device(batches, data.image_format, data.batch_device, trainer.model.memory_format)

@@ -15,7 +15,7 @@ from engine.data.batch import DeviceBatch
 from engine.distributed.failures import NonFiniteLossError
 from engine.distributed.watchdog import Phase
 from engine.optim.lr_range import LossCurve, LrRange
-from engine.training.evaluation import evaluate, evaluate_networks, prepare_test
+from engine.training.evaluation import evaluate, evaluate_test
 from engine.training.job import Outcome
 from engine.training.log import MicroBatchResult
 from engine.training.memory import manual_gc
@@ -58,13 +58,7 @@ def training_loop(trainer: Trainer) -> Outcome:
         trainer.save_epoch_checkpoint(epoch, best=is_best)
 
     # 4. Evaluate the test images once, if there are any. They have decided nothing.
-    if (test := prepare_test(trainer)) is not None:
-        trainer.emit_phase("testing")
-        tested = evaluate_networks(trainer, [test.network], test.images)
-        if tested is None:
-            return "stopped"
-        log.emit(test.event(tested[0], data.position.step))
-    return "finished"
+    return "finished" if evaluate_test(trainer) else "stopped"
 
 
 def train_epoch(trainer: Trainer) -> bool:

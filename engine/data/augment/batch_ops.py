@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.config.data_sections import Interpolation
 from engine.data.sources.base import Labels
-from engine.data.sources.formats import ImageFormat, Preprocessing, ResizePlan
+from engine.data.sources.formats import ImageFormat, ResizePlan
 from engine.data.sources.image import Images
 
 # ITU-R BT.601 luma coefficients, which Pillow's convert("L") uses.
@@ -49,32 +49,22 @@ def convert_to_format(images: Tensor, image_format: ImageFormat, *, training: bo
     """
     if images.is_floating_point():
         return images
-    images = _convert_channels(images, image_format)
-    preprocessing = image_format.preprocessing(training=training)
-    resized = _resize(images, preprocessing)
-    offset = round((resized.shape[-1] - preprocessing.size) / 2)
-    window = slice(offset, offset + preprocessing.size)
-    return resized[:, :, window, window]
-
-
-def _convert_channels(images: Tensor, image_format: ImageFormat) -> Tensor:
     if images.shape[1] == 1 and image_format.channels == 3:
         images = images.expand(-1, 3, -1, -1)
     elif images.shape[1] == 3 and image_format.channels == 1:
         weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
         images = (images * weights).sum(1, keepdim=True).round().to(torch.uint8)
-    return images
-
-
-def _resize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    preprocessing, side = image_format.preprocessing(training=training), images.shape[-1]
     size = preprocessing.resized_size
-    if images.shape[-1] == size:
-        return images
-    if preprocessing.interpolation == "bilinear":
+    if side != size and preprocessing.interpolation == "bilinear":
         resized = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
-        return resized.round().clamp(0, 255).to(torch.uint8)
-    box = torch.tensor([[0, 0, images.shape[-1], images.shape[-1]]], device=images.device)
-    return resized_crop(images, box, size, preprocessing.interpolation)
+        images = resized.round().clamp(0, 255).to(torch.uint8)
+    elif side != size:
+        box = torch.tensor([[0, 0, side, side]], device=images.device)
+        images = resized_crop(images, box, size, preprocessing.interpolation)
+    offset = round((size - preprocessing.size) / 2)
+    window = slice(offset, offset + preprocessing.size)
+    return images[:, :, window, window]
 
 
 def resized_crop(images: Tensor, boxes: Tensor, size: int, interpolation: Interpolation = "bilinear") -> Tensor:

@@ -61,7 +61,7 @@ class _FileFinder:
         if is_file(self._root / inner):
             return [inner]
         named = self._by_name.get(PurePath(inner).name, [])
-        return [name for name in named if f"/{name}".endswith(f"/{inner}") or f"/{_stem(name)}".endswith(f"/{inner}")]
+        return [path for path in named if f"/{path}".endswith((f"/{inner}", f"/{inner}{PurePath(path).suffix}"))]
 
     @cached_property
     def _by_name(self) -> dict[str, list[str]]:
@@ -72,10 +72,6 @@ class _FileFinder:
                 for name in (path.name, path.stem):
                     found.setdefault(name, []).append(str(path.relative_to(self._root)))
         return {name: sorted(paths) for name, paths in found.items()}
-
-
-def _stem(path: str) -> str:
-    return path.rpartition(".")[0]
 
 
 @dataclass(frozen=True)

@@ -226,8 +226,13 @@ def scan_folder(root: Path) -> FolderScan:
     if "test" in paths and not paths["test"]:
         skipped.append(f"{parts['test'].name} (not evaluated: no readable image)")
         del paths["test"]
-    warnings = (*([_nested_warning(nested)] if nested else ()), *repeated_image_warnings(paths, digests))
-    return FolderScan(classes, paths, labels, sizes, digests, tuple(skipped), warnings)
+    warnings = list(repeated_image_warnings(paths, digests))
+    if nested:
+        inner_names = list_names([name for names in nested.values() for name in names])
+        reason = f"the subfolders of a class are no classes of their own: {inner_names}"
+        advice = "if they are classes, move them into one folder"
+        warnings.insert(0, Problem("data.path", reason, advice, code="nested-classes"))
+    return FolderScan(classes, paths, labels, sizes, digests, tuple(skipped), tuple(warnings))
 
 
 def _inner_folders(paths: Sequence[str], folder: str) -> list[str]:
@@ -235,13 +240,6 @@ def _inner_folders(paths: Sequence[str], folder: str) -> list[str]:
     folders = {path.rpartition("/")[0] for path in paths}
     inner = {path.removeprefix(f"{folder}/").partition("/")[0] for path in folders}
     return sorted(f"{folder}/{name}" for name in inner) if folder not in folders and len(inner) > 1 else []
-
-
-def _nested_warning(nested: dict[str, list[str]]) -> Problem:
-    """Return that classes have folders of images instead of images, which may be classes themselves."""
-    inner = list_names([name for names in nested.values() for name in names])
-    reason = f"the subfolders of a class are no classes of their own: {inner}"
-    return Problem("data.path", reason, "if they are classes, move them into one folder", code="nested-classes")
 
 
 def _readable_images(folder: Path) -> tuple[dict[Path, FileFacts], list[tuple[Path, str]]]:

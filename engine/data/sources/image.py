@@ -306,7 +306,11 @@ def convert_mode(image: Image.Image, mode: str) -> Image.Image:
 
     Raises ValueError for floating-point images, whose value range is not defined.
     """
-    image = _to_eight_bits(image)
+    check_mode(image)
+    if image.mode.startswith("I"):
+        # 16-bit grayscale; Pillow's own conversion clips at 255.
+        shades = np.asarray(image).astype(np.int64) // SIXTEEN_BIT_DIVISOR
+        image = Image.fromarray(shades.clip(0, 255).astype(np.uint8))
     if image.mode in ALPHA_MODES or "transparency" in image.info:
         # The color stored for a transparent pixel is arbitrary.
         image = image.convert("RGBA")
@@ -322,15 +326,6 @@ def check_mode(image: Image.Image) -> None:
         kind = f"{kind} pixels (Pillow mode {image.mode})"
         reason = f"an image of {kind}, which have no defined range; convert it to 8 or 16 bits"
         raise UnusableImageError(reason, code="not-supported")
-
-
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit grayscale to 8 bits; Pillow's own conversion clips at 255."""
-    check_mode(image)
-    if not image.mode.startswith("I"):
-        return image
-    shades = np.asarray(image).astype(np.int64) // SIXTEEN_BIT_DIVISOR
-    return Image.fromarray(shades.clip(0, 255).astype(np.uint8))
 
 
 def _mode(channels: int) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from engine.config.loader import resolve_config
 from engine.data.batch import Batch, DeviceBatch
-from engine.data.device import StreamingLoader, prefetch
+from engine.data.device import prefetch, stream_to_device
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
@@ -25,7 +25,7 @@ def batches(device: str, workers: int, *overrides: str) -> list[DeviceBatch]:
     loader = BatchLoader(
         source, config, image_format, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(2), workers
     )
-    return list(iter(StreamingLoader(loader, image_format, torch.device(device)).__next__, None))
+    return list(iter(stream_to_device(loader, image_format, torch.device(device)).__next__, None))
 
 
 def read_all(items: Iterator[int]) -> tuple[list[int], BaseException | None]:
@@ -67,7 +67,7 @@ def test_streamed_batches_get_memory_format_of_model(memory_format: torch.memory
     loader = BatchLoader(
         source, config, image_format, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(1), 0
     )
-    batch = next(StreamingLoader(loader, image_format, torch.device("cpu"), memory_format))
+    batch = next(stream_to_device(loader, image_format, torch.device("cpu"), memory_format))
     assert batch.images.is_contiguous(memory_format=memory_format)
     assert torch.equal(batch.images, batches("cpu", 0)[0].images)
 
@@ -94,7 +94,7 @@ def test_streamed_batches_on_gpu_stay_valid_while_in_use() -> None:
     loader = BatchLoader(
         source, config, image_format, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(2), 2
     )
-    streamed = StreamingLoader(loader, image_format, torch.device("cuda"))
+    streamed = stream_to_device(loader, image_format, torch.device("cuda"))
     busy = torch.rand(4096, 4096, device="cuda")
     sums = []
     for _ in range(18):
@@ -117,7 +117,7 @@ def test_streamed_batches_on_gpu_do_not_sync_host() -> None:
     loader = BatchLoader(
         source, config, image_format, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(1), 1
     )
-    streamed = StreamingLoader(loader, image_format, torch.device("cuda"))
+    streamed = stream_to_device(loader, image_format, torch.device("cuda"))
     next(streamed)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -143,7 +143,7 @@ def test_streamed_batches_prefetch_thread_uses_device_of_its_gpu() -> None:
         source, config, image_format, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(1), 1
     )
     with torch.cuda.device(1):
-        streamed = StreamingLoader(loader, image_format, torch.device("cuda", 1))
+        streamed = stream_to_device(loader, image_format, torch.device("cuda", 1))
         # To the end: the interpreter waits for a DataLoader worker that still loads.
         assert {next(streamed).images.device.index for _ in range(9)} == {1}
     assert set(devices) == {1}

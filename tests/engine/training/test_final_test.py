@@ -11,7 +11,7 @@ from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.events import Event, FinalTest, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.training.evaluation import prepare_test
+from engine.training.evaluation import evaluate_test
 from engine.training.train import run_training
 from support.data.found_folders import write_roboflow
 from support.messages import says
@@ -64,6 +64,7 @@ def test_final_test_without_best_checkpoint_is_a_warning(photos: Path, tmp_path:
     events: list[Event] = []
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with single_rank_trainer(*options(photos), folder=tmp_path / "run", events=events) as trainer:
-        assert prepare_test(trainer) is None
+        assert evaluate_test(trainer)
+    assert not any(isinstance(event, FinalTest) for event in events)
     [warning] = [event for event in events if isinstance(event, WarningEvent)]
     assert says(f"warning: {warning.message}", "not-readable", "6 test images", "best.pt")
