@@ -61,18 +61,11 @@ class ExportOptions:
     max_images: int = DEFAULT_IMAGES
 
 
-@dataclass(frozen=True)
-class Export:
-    """The paths of the written files, the model first, and how the model agrees with `gputrain predict`."""
-
-    paths: list[Path]
-    proof: Proof
-
-
 def export_model(
     checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, options: ExportOptions | None = None
-) -> Export:
-    """Write the model, preprocess.py, model.json and README.md to `folder`, and check the model.
+) -> tuple[list[Path], Proof]:
+    """Write the model, preprocess.py, model.json and README.md to `folder`, and check the model. Return the paths of
+    the files, the model first, and how it agrees with `gputrain predict`.
 
     The files are written and checked in a temporary folder, and then replace earlier ones, each atomically. Raises
     UsageError if the model cannot be exported in this format, if `folder` contains other files of these names, or if it
@@ -107,7 +100,7 @@ def export_model(
         raise UsageError.one(
             str(folder), f"cannot be written to: {error.strerror or error}", code="not-writable"
         ) from error
-    return Export([folder / name for name in names], proof)
+    return [folder / name for name in names], proof
 
 
 def _write_files(

@@ -71,12 +71,6 @@ class TrainedModel:
     device: torch.device
     task: Task
 
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the input."""
-        images = self.checkpoint.image_format
-        return images.channels, images.val_size, images.val_size
-
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
         """Return logits of shape (N, classes) in float32 on the model's device, averaged over the views of `eval.tta`.
@@ -88,10 +82,10 @@ class TrainedModel:
 
     def prepare(self, images: Tensor) -> Tensor:
         """Return the model's input on its device: `images` of `logits`, resized and normalized."""
-        if images.shape[1:] != self.input_shape:
-            images = convert_to_format(images, self.checkpoint.image_format)
-        images = images.to(self.device)
-        return normalize(images, *channel_stats(self.checkpoint.image_format, self.device))
+        image_format = self.checkpoint.image_format
+        if images.shape[1:] != (image_format.channels, image_format.val_size, image_format.val_size):
+            images = convert_to_format(images, image_format)
+        return normalize(images.to(self.device), *channel_stats(image_format, self.device))
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return probabilities or other predictions of shape (N, classes) on the model's device, see

@@ -78,9 +78,6 @@ class ScaledFlatten(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) * self.scale
 
-    def extra_repr(self) -> str:
-        return f"scale={self.scale:.4g}"
-
 
 def _flatten(features: int) -> nn.Module:
     """Return a layer that flattens to `features` values, scaled so that their squared norm is at most

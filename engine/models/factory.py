@@ -81,8 +81,10 @@ def call_builder(
     ]
     problems = _reserved_option_problems(model, size_kwargs)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        unknown = [name for name in model.options if name not in parameters]
-        problems += [_unknown_option_problem(model.name, name, option_names) for name in unknown]
+        others = f"; it has {', '.join(option_names)}" if option_names else "; it has no options"
+        for name in (name for name in model.options if name not in parameters):
+            reason = f"{model.name} has no option {name!r}{did_you_mean(name, option_names) or others}"
+            problems.append(Problem("model.options", reason, code="unknown-key"))
     for name in option_names:
         if parameters[name].default is inspect.Parameter.empty and name not in model.options:
             problems.append(
@@ -171,11 +173,6 @@ def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> li
         for name in reserved
         if name in model.options
     ]
-
-
-def _unknown_option_problem(model_name: str, option: str, options: list[str]) -> Problem:
-    hint = did_you_mean(option, options) or (f"; it has {', '.join(options)}" if options else "; it has no options")
-    return Problem("model.options", f"{model_name} has no option {option!r}{hint}", code="unknown-key")
 
 
 def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:

@@ -76,33 +76,21 @@ def load_weights(model: nn.Module, config: Config, image_size: int, classes: Seq
     else:
         (state_dict, stored_classes), source = read_weights_file(Path(weights)), f"weights of {weights}"
         if stored_classes is not None and stored_classes != list(classes):
-            mismatched_classifier = _classifier_entries(model, len(classes))
+            # The entries of the head with one row per class.
+            heads, entries = tuple(f"{name}." for name in classifier_paths(model)), model.state_dict()
+            rows = {name: value.shape[:1] for name, value in entries.items() if name.startswith(heads)}
+            mismatched_classifier = [name for name, count in rows.items() if count == (len(classes),)]
     loaded = copy_matching_weights(model, state_dict, source, mismatched_classifier)
-    _check_match(loaded, config.model)
+    share, minimum = loaded.num_loaded / loaded.num_entries, config.model.min_match
+    if share < minimum:
+        # Training would begin with a mostly random model.
+        count = f"only {loaded.num_loaded} of the {loaded.num_entries} entries of {config.model.name}"
+        skipped = list_names(loaded.skipped, MAX_LISTED_ENTRIES)
+        reason = f"{source} fit {count}, less than model.min_match={minimum:g}: {skipped}"
+        lower = math.floor(share * 100) / 100
+        advice = f"use the model of these weights, or model.min_match={lower:g} to begin with random weights elsewhere"
+        raise UsageError.one("model.weights", reason, advice, code="conflict")
     return loaded
-
-
-def _check_match(loaded: LoadedWeights, model: ModelConfig) -> None:
-    """Raise UsageError if too few weights fit: training would begin with a mostly random model."""
-    share = loaded.num_loaded / loaded.num_entries
-    if share >= model.min_match:
-        return
-    count = f"only {loaded.num_loaded} of the {loaded.num_entries} entries of {model.name}"
-    reason = f"{loaded.source} fit {count}, less than model.min_match={model.min_match:g}"
-    lower = math.floor(share * 100) / 100
-    advice = f"use the model of these weights, or model.min_match={lower:g} to begin with random weights elsewhere"
-    skipped = list_names(loaded.skipped, MAX_LISTED_ENTRIES)
-    raise UsageError.one("model.weights", f"{reason}: {skipped}", advice, code="conflict")
-
-
-def _classifier_entries(model: nn.Module, num_classes: int) -> list[str]:
-    """Entries of the classification head with one row per class."""
-    heads = tuple(f"{name}." for name in classifier_paths(model))
-    return [
-        name
-        for name, value in model.state_dict().items()
-        if name.startswith(heads) and value.shape[:1] == (num_classes,)
-    ]
 
 
 def copy_matching_weights(

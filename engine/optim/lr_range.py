@@ -90,17 +90,15 @@ class LossCurve:
             return None
         lowest = min(range(len(curve)), key=curve.__getitem__)
         highest = max(curve[: lowest + 1])
-        noise = self._noise(skipped + lowest + 1)
+        # The standard deviation of the smoothed loss, from the differences of the first losses.
+        first_losses = self.losses[: skipped + lowest + 1]
+        differences = [abs(second - first) for first, second in pairwise(first_losses)]
+        noise = median(differences) / MEDIAN_DIFFERENCE * math.sqrt((1 - self._beta) / (1 + self._beta))
         if lowest < 2 or highest - curve[lowest] < max(MIN_FALL * highest, MIN_FALL_DEVIATIONS * noise):
             return None
         start, end = valley(curve)
         step = skipped + start + round(VALLEY_POSITION * (end - start)) + 1
         return float(f"{self.lr_range.lr_at(step):.3g}")
-
-    def _noise(self, steps: int) -> float:
-        """Estimate the standard deviation of the smoothed loss from the differences of the first losses."""
-        differences = [abs(second - first) for first, second in pairwise(self.losses[:steps])]
-        return median(differences) / MEDIAN_DIFFERENCE * math.sqrt((1 - self._beta) / (1 + self._beta))
 
 
 def valley(curve: Sequence[float]) -> tuple[int, int]:

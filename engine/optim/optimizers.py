@@ -242,8 +242,5 @@ class MuonAdamW(Optimizer):
 
 def _select(param_groups: list[ParamGroup], *, matrices: bool) -> list[ParamGroup]:
     """Return the groups with their matrices, or with their other parameters, without empty ones."""
-
-    def selected(group: ParamGroup) -> list[tuple[str, Tensor]]:
-        return [(name, value) for name, value in group["params"] if (value.ndim == 2) == matrices]
-
-    return [{**group, "params": selected(group)} for group in param_groups if selected(group)]
+    selected = [[pair for pair in group["params"] if (pair[1].ndim == 2) == matrices] for group in param_groups]
+    return [{**group, "params": pairs} for group, pairs in zip(param_groups, selected, strict=True) if pairs]

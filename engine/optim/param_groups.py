@@ -129,7 +129,13 @@ def _weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Pa
     # As in timm.
     exempt: Any = () if decays_norms else getattr(model, "no_weight_decay", tuple)()
     names = [key for key in groups if key not in DECAY_KINDS]
-    norms = _norm_parameters(model) if "norm" in groups else ()
+    # The parameters of normalization layers: torch's, and those of a class named so, as timm's.
+    norms = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, _NORM_LAYERS) or "norm" in type(module).__name__.lower()
+        for name, _ in module.named_parameters(recurse=False)
+    }
 
     def decay_of(name: str, parameter: nn.Parameter) -> float:
         if not decays_norms and (parameter.ndim < 2 or any(fnmatchcase(name, pattern) for pattern in exempt)):
@@ -139,19 +145,9 @@ def _weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Pa
             return groups[max(matches, key=len)]
         if "bias" in groups and name.rpartition(".")[2] == "bias":
             return groups["bias"]
-        return groups["norm"] if name in norms else config.weight_decay
+        return groups.get("norm", config.weight_decay) if name in norms else config.weight_decay
 
     return decay_of
-
-
-def _norm_parameters(model: nn.Module) -> Collection[str]:
-    """Return the names of the parameters of normalization layers: torch's, and those of a class named so, as timm's."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        if isinstance(module, _NORM_LAYERS) or "norm" in type(module).__name__.lower()
-        for name, _ in module.named_parameters(recurse=False)
-    }
 
 
 def layer_ids(model: nn.Module) -> dict[str, int]:

@@ -232,10 +232,6 @@ class TrainingLog:
         steps: list[list[float]] = self._stack_unreported().tolist()
         return steps
 
-    def total_skipped(self) -> int:
-        """Return the number of skipped steps, including those that no event has reported yet. A host sync."""
-        return self.skipped.total + round(sum(self.unreported()[1]))
-
     def flush(self) -> None:
         """Report all steps so far. A collective."""
         self.start_reduction()

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from engine.config.schema import Config
 from engine.config.tasks import Mode
 from engine.config.training_sections import ScheduleConfig
 from engine.config.user_code import is_user_code
@@ -178,7 +177,11 @@ class Model:
             check_model(network, config, image_format, size, len(classes), size_key=key)
         with collect_problems(problems):
             if checkpoint:
-                load_checkpoint_weights(network, checkpoint, config)
+                try:
+                    network.load_state_dict(checkpoint["model"])
+                except RuntimeError as error:
+                    reason = f"the checkpoint does not match {config.model.name}: {error}; resume with its config"
+                    raise UsageError.one("model.name", reason, code="conflict") from error
             elif (loaded := load_weights(network, config, image_format.size, classes)) is not None:
                 self.notes.append(Problem("", loaded.describe(), code="weights-loaded"))
         self.frozen: list[nn.Module] = []
@@ -338,15 +341,6 @@ def total_norm(gradients: list[Tensor], norm_type: float = 2.0) -> Tensor:
     float_gradients = [grad.float() if grad.dtype == torch.float16 else grad for grad in gradients]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(float_gradients, norm_type)), norm_type)
     return norm
-
-
-def load_checkpoint_weights(network: nn.Module, checkpoint: Mapping[str, Any], config: Config) -> None:
-    """Load the weights of a checkpoint. Raises UsageError if its model differs."""
-    try:
-        network.load_state_dict(checkpoint["model"])
-    except RuntimeError as error:
-        reason = f"the checkpoint does not match {config.model.name}: {error}; resume with the config of the run"
-        raise UsageError.one("model.name", reason, code="conflict") from error
 
 
 def lr_of_step(job: Job, num_devices: int, steps_per_epoch: int) -> Callable[[int], float]:

@@ -67,22 +67,17 @@ def load_for_resume(
     notes = [Problem("", f"checkpoint {reason}; resuming from the one before it", code="damaged") for reason in damaged]
     problems: list[Problem] = []
     with collect_problems(problems):
-        if checkpoint is None:
-            checkpoint = _load_chosen(folder, name)
+        path = folder.checkpoints / name
+        try:
+            # Rank 0 has loaded it.
+            checkpoint = checkpoint or load_checkpoint(path)
+        except DamagedCheckpointError as error:
+            raise UsageError.one(str(path), f"{error}, but not on rank 0's host", code=error.code) from error
         notes += compare_with_checkpoint(checkpoint, config, source)
     # One found only on another host names that host.
     ranks = exchange(store, rank_info, "comparison", HostProblems(host=socket.gethostname(), problems=tuple(problems)))
     raise_if_any(merge_problems(ranks[0].problems, ranks[1:]))
     return checkpoint, notes
-
-
-def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
-    """Load the checkpoint that rank 0 has chosen. Raises UsageError."""
-    path = folder.checkpoints / name
-    try:
-        return load_checkpoint(path)
-    except DamagedCheckpointError as error:
-        raise UsageError.one(str(path), f"{error}, but not on rank 0's host", code=error.code) from error
 
 
 def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:

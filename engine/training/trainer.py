@@ -149,7 +149,7 @@ class Trainer:
                 lr=finite(self.model.lr_at(position.epoch * data.sampler.steps_per_epoch)),
                 seconds=round(seconds, 3),
                 images_per_second=round(data.sampler.images_from_step(self._first_step) / self._train_seconds, 1),
-                skipped_steps=log.total_skipped(),
+                skipped_steps=log.skipped.total + round(sum(log.unreported()[1])),
                 skipped_images=train.unread + evaluation.metrics.unread,
                 train_size=train_size,
                 flops=self.warmup.flops_by_size[train_size],

@@ -198,7 +198,9 @@ class Warmup:
 
     def _warm_up_compiled(self) -> None:
         """Compile for training and for evaluation, with full batches of each image size. Raises UsageError."""
-        sizes = self._remaining_train_sizes()
+        # Those of the training images from the current epoch on.
+        epochs = range(self._data.position.epoch, self._config.run.epochs + 1)
+        sizes = dict.fromkeys(self._images.at_epoch(epoch).size for epoch in epochs)
         allow_compilations(len(sizes) + 1)
         try:
             for size in sizes:
@@ -214,11 +216,6 @@ class Warmup:
                 raise
             raise problem from error
         stop_compile_workers()
-
-    def _remaining_train_sizes(self) -> tuple[int, ...]:
-        """Return the sizes of the training images from the current epoch on."""
-        epochs = range(self._data.position.epoch, self._config.run.epochs + 1)
-        return tuple(dict.fromkeys(self._images.at_epoch(epoch).size for epoch in epochs))
 
     def _diagnose_failure(self, batch_size: int, error: Exception) -> Problem | None:
         """Return the config problem behind an error of the first warmup step; None for any other error."""

@@ -17,7 +17,7 @@ from tui.cli.options import ForceOption, JsonOption, output_option
 from tui.cli.run_options import ModelOptions, takes_run, takes_weights
 
 if TYPE_CHECKING:
-    from engine.inference.export import Export
+    from engine.inference.export_proof import Proof
 
 Format = Literal["safetensors", "torch-export", "onnx"]
 
@@ -67,25 +67,24 @@ def export(
     options = ExportOptions(file_format, force, tuple(changes or ()), images)
     target = folder.export if output is None else expand_user(output)
     trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
-    exported = export_model(trained, folder, target, options)
+    paths, proof = export_model(trained, folder, target, options)
     if as_json:
         print_json(
             {
                 "run": folder.name,
                 "checkpoint": str(trained.path),
-                "files": list(map(str, exported.paths)),
-                "proof": exported.proof.to_record(),
+                "files": list(map(str, paths)),
+                "proof": proof.to_record(),
             }
         )
     else:
-        typer.echo("\n".join(printable(str(path)) for path in exported.paths))
-    print_proof(exported, folder.name)
-    raise typer.Exit(0 if exported.proof.passed else 1)
+        typer.echo("\n".join(printable(str(path)) for path in paths))
+    print_proof(proof, paths[0].name, folder.name)
+    raise typer.Exit(0 if proof.passed else 1)
 
 
-def print_proof(exported: Export, run: str) -> None:
+def print_proof(proof: Proof, name: str, run: str) -> None:
     """Say on stderr how the exported file agrees with `gputrain predict`."""
-    proof, name = exported.proof, exported.paths[0].name
     sentences = proof.describe(name)
     if not proof.passed:
         print_error(Problem("", sentences, code="not-proved"))

@@ -45,7 +45,7 @@ def test_export_reproduces_logits_bit_for_bit(short_run: FinishedRun, tmp_path: 
 
 
 def test_export_can_initialize_another_run(run: RunFolder, tmp_path: Path) -> None:
-    file = export_model(read_trained_checkpoint(run), run, tmp_path / "out").paths[0]
+    file = export_model(read_trained_checkpoint(run), run, tmp_path / "out")[0][0]
     config = validate_config({"model": {"weights": str(file)}})
     fresh = build_model(config, 1, 10, 8)
     load_weights(fresh, config, 8, read_trained_checkpoint(run).classes)
