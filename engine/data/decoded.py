@@ -53,11 +53,6 @@ class InMemoryImages:
     unread: Mapping[Part, Mapping[int, str]] = field(default_factory=dict)
     warning: Problem | None = None
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the images of both parts."""
-        return sum(images.nbytes for images in self.images.values())
-
 
 def load_in_memory(source: ImageSource, config: Config, image_format: ImageFormat) -> InMemoryImages:
     """Load all images of a source in the size and channels of a format.
@@ -103,11 +98,6 @@ class MemoryPart:
         return self.source.num_images(self.part), self.target.channels, size, size
 
     @property
-    def is_shared(self) -> bool:
-        """Whether the ranks of a node map the same cached array; otherwise each rank holds its own copy."""
-        return isinstance(self.source, EncodedSource) or bool(self.cache_key)
-
-    @property
     def cache_key(self) -> str:
         """Key of the decoded images; "" if they are not cached. Raises OSError if an image file is missing."""
         source = self.source
@@ -122,8 +112,9 @@ class MemoryPart:
     @property
     def _is_stored(self) -> bool:
         """Whether the images of the source have the format already."""
-        stored = self.source.format
-        return stored.channels == self.target.channels and self.preprocessing.keeps(stored.size)
+        stored, preprocessing = self.source.format, self.preprocessing
+        has_size = stored.size == preprocessing.resized_size == preprocessing.size
+        return has_size and stored.channels == self.target.channels
 
     def load(self) -> DecodedImages:
         """Return the decoded images. Raises UnreadableImageError if an image file is missing."""

@@ -60,10 +60,8 @@ class InMemoryLoader(DeviceLoader):
         self._augmentation = Augmentation(config, image_format)
         self._mean, self._std = channel_stats(image_format, device)
         self._device_images: dict[Part, Tensor] = {}
-        if (
-            device.type == "cuda"
-            and in_memory.size_bytes <= MAX_FREE_GPU_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
-        ):
+        size = sum(images.nbytes for images in in_memory.images.values())
+        if device.type == "cuda" and size <= MAX_FREE_GPU_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
             # Per-image transforms run on the CPU, so their input stays in host memory.
             parts = [part for part in PARTS if part == "val" or not self._augmentation.has_image_transforms]
             self._device_images = {part: _copy_to_device(in_memory.images[part], device) for part in parts}

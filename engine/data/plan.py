@@ -23,7 +23,7 @@ from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.decoded import MemoryPart, memory_parts
 from engine.data.sampler import BatchRequest
-from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.base import EncodedSource, ImageFormat, ImageSource
 from engine.data.sources.decoded_cache import read_cached
 from engine.data.sources.formats import model_input_format
 from engine.utils.codec import Count, Record
@@ -106,7 +106,9 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
     parts = memory_parts(source, config, model_input_format(config, source))
     size = sum(prod(part.shape) for part in parts)
     reason = _reason_to_stream(config, source) if requested == "auto" else None
-    reason = reason or _memory_shortage(size if parts[0].is_shared else size * local_world_size)
+    # The ranks of a node map the same cached array; without a cache, each rank holds its own copy.
+    is_shared = isinstance(source, EncodedSource) or parts[0].cache_key
+    reason = reason or _memory_shortage(size if is_shared else size * local_world_size)
     if requested == "auto":
         reason = reason or _disk_shortage(size, parts)
         return (

@@ -5,7 +5,7 @@ Uses `trained_model` for the model, and the data sources, loader, loss and metri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,9 +19,9 @@ from engine.config.data_sections import ENCODED_DATASETS, AugmentConfig
 from engine.config.loader import dataset_of, parse_override, validate_config
 from engine.config.schema import Config, as_dict
 from engine.data.augment.batch_ops import labels_to_device
-from engine.data.checks import class_counts
+from engine.data.checks import build_sampler_from_counts, class_counts
 from engine.data.plan import auto_workers
-from engine.data.sampler import BatchRequest, Indices, Part
+from engine.data.sampler import Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.formats import format_from_config
 from engine.data.sources.open import open_source
@@ -108,9 +108,9 @@ def evaluate_checkpoint(
         workers = min(auto_workers(available_cores(), config.data.numeric_batch_size), MAX_WORKERS)
     if config.data.workers != "auto":
         workers = config.data.workers
-    batches = BatchLoader(
-        source, config, checkpoint.image_format, batch_requests(source, part, config.data.numeric_batch_size), workers
-    )
+    sampler, parts = build_sampler_from_counts(config, 0, 0, world_size=1), expand_parts(part)
+    requests = [each for name in parts for each in sampler.evaluation_requests(name, source.num_images(name))]
+    batches = BatchLoader(source, config, checkpoint.image_format, requests, workers)
     tested = checkpoint.config.model_copy(update={"eval": config.eval})
     trained = build_trained_model(replace(checkpoint, config=tested), device)
     if images.val_size != images.size:
@@ -120,7 +120,7 @@ def evaluate_checkpoint(
     accumulator = task.accumulator(keeps_outputs=bool(own))
     unread_files: list[str] = []
     try:
-        for request, batch in zip(batch_requests(source, part, config.data.numeric_batch_size), batches, strict=True):
+        for request, batch in zip(requests, batches, strict=True):
             unread_files += batch.unread
             if batch.loss_weight > 0:
                 logits = trained.logits(batch.images)
@@ -219,10 +219,3 @@ def class_indices(data_classes: Sequence[str], model_classes: Sequence[str]) -> 
 def expand_parts(parts: EvaluationPart) -> tuple[Literal["train", "val"], ...]:
     """Return the dataset parts that "all", "train" or "val" selects."""
     return ("train", "val") if parts == "all" else (parts,)
-
-
-def batch_requests(source: ImageSource, parts: EvaluationPart, batch_size: int) -> Iterator[BatchRequest]:
-    """Yield requests for all images of the parts, in order. The last batch of a part may be smaller."""
-    for part in expand_parts(parts):
-        for start in range(0, source.num_images(part), batch_size):
-            yield BatchRequest(part, 0, np.arange(start, min(start + batch_size, source.num_images(part))))

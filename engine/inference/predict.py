@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from engine.data.sources.folder_layout import walk_files
 from engine.data.sources.image import UnusableImageError, read_image
 from engine.inference.trained_model import TrainedModel
 from engine.utils.errors import Problem
+from engine.utils.threads import map_in_threads
 
 BATCH_SIZE = 64
 
@@ -53,7 +54,10 @@ def find_input_files(paths: Sequence[Path]) -> Iterator[InputFile]:
 def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iterator[Prediction]:
     """Predict image files in batches of BATCH_SIZE. Yields one prediction per file, in order."""
     image_format, names = model.checkpoint.image_format, model.checkpoint.classes
-    for batch in read_batches(files, image_format):
+    read = partial(read_image_or_error, image_format=image_format)
+    results = map_in_threads(read, (file.path for file in files), min(8, os.cpu_count() or 1))
+    remaining = zip(files, results, strict=True)
+    while batch := list(islice(remaining, BATCH_SIZE)):
         images = [result for _, result in batch if not isinstance(result, Problem)]
         outputs = model.probabilities(torch.from_numpy(np.stack(images))) if images else None
         predictions = iter(() if outputs is None else model.task.predict(outputs, top_k))
@@ -62,17 +66,6 @@ def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iter
                 yield Prediction(file, error=result)
             else:
                 yield Prediction(file, tuple((names[index], value) for index, value in next(predictions)))
-
-
-def read_batches(
-    files: Sequence[InputFile], image_format: ImageFormat
-) -> Iterator[list[tuple[InputFile, Images | Problem]]]:
-    """Yield batches of BATCH_SIZE files, each with what `read_image_or_error` returns, read by several threads."""
-    remaining = iter(files)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        while batch := list(islice(remaining, BATCH_SIZE)):
-            results = pool.map(lambda file: read_image_or_error(file.path, image_format), batch)
-            yield list(zip(batch, results, strict=True))
 
 
 def read_image_or_error(path: Path, image_format: ImageFormat) -> Images | Problem:

@@ -233,21 +233,17 @@ def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> 
         model = build_architecture(checkpoint)
         model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
+        # The message of `load_state_dict` has a line for each difference below its title.
+        title, _, differences = str(error).partition("\n")
+        first = shorten(differences.partition("\n")[0].strip() or title, MAX_DIFFERENCE_CHARS, placeholder=" ...")
         raise UsageError.one(
             str(checkpoint.path),
-            f"the checkpoint does not match {name}: {_first_difference(error)}",
+            f"the checkpoint does not match {name}: {first.rstrip('. ')}",
             "use it in the folder of the run that wrote it",
             code="conflict",
         ) from error
     task = build_task(checkpoint.config, checkpoint.classes, target, state=checkpoint.task_state)
     return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(target), target, task)
-
-
-def _first_difference(error: RuntimeError) -> str:
-    """Return the first line below the title in a message of `load_state_dict`, which has a line for each difference."""
-    title, _, differences = str(error).partition("\n")
-    line = differences.partition("\n")[0].strip() or title
-    return shorten(line, MAX_DIFFERENCE_CHARS, placeholder=" ...").rstrip(". ")
 
 
 def build_architecture(checkpoint: TrainedCheckpoint) -> nn.Module:

@@ -71,12 +71,6 @@ class ModelListing(FileRecord, frozen=True, kw_only=True):
     inputs: Annotated[dict[str, PretrainedInput], ENTRIES]
 
 
-class CatalogRequest(Record, frozen=True, kw_only=True):
-    """Request to the helper process to list the models of a library."""
-
-    source: str
-
-
 def resolve_model_source(model: ModelConfig) -> ModelSource:
     """Return the source of a model. With `auto` it is the first of `MODEL_SOURCES` that has the name.
 
@@ -128,8 +122,7 @@ def read_listing(source: str) -> ModelListing:
     """Return the models of torchvision or timm from the cache, else from a helper process.
 
     Raises UsageError if the library is missing or broken."""
-    request = CatalogRequest(source=source)
-    return cached_listing("models", source, "model.source", ModelListing, _HELPER_MODULE, request)
+    return cached_listing("models", source, "model.source", ModelListing, _HELPER_MODULE, source)
 
 
 def builtin_models() -> list[CatalogModel]:

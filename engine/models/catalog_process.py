@@ -7,7 +7,7 @@ import math
 from typing import Any, get_args
 
 from engine.config.data_sections import Fit, Interpolation
-from engine.models.catalog import CatalogModel, CatalogRequest, ModelListing, PretrainedInput
+from engine.models.catalog import CatalogModel, ModelListing, PretrainedInput
 from engine.utils.answers import Answer
 from engine.utils.helper_process import ParentPipe
 from engine.utils.libraries import import_library
@@ -19,8 +19,8 @@ _FIT_OF_CROP_MODE: dict[str, Fit] = {"center": "crop", "squash": "squash"}
 
 
 def main(parent: ParentPipe) -> None:
-    """Answer a request with the listing of a library, or with the problems of its import."""
-    source = parent.receive(CatalogRequest).source
+    """Answer the name of a library with its listing, or with the problems of its import."""
+    source = parent.receive(str)
 
     def list_models() -> ModelListing:
         import_library(source, "model.source")

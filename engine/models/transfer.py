@@ -168,10 +168,8 @@ def read_weights_file(path: Path) -> tuple[StateDict, list[str] | None]:
     try:
         with path.open("rb") as file:
             # A safetensors file begins with the length of a JSON header (8 bytes) and that header.
-            is_safetensors = file.read(9)[8:] == b"{"
-        if is_safetensors or path.suffix == ".safetensors":
-            return _read_safetensors(path)
-        with path.open("rb") as file:
+            if file.read(9)[8:] == b"{" or path.suffix == ".safetensors":
+                return _read_safetensors(path)
             check_expansion(file)
             stored = load_mapped(path)
             if is_checkpoint(stored):
@@ -232,8 +230,7 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
             f"there are no pretrained weights for {model.name}; set model.weights=null, or to a file",
             code="not-found",
         )
-    load = _torchvision_weights if source == "torchvision" else _timm_weights
-    return load(model.name, image_size)
+    return (_torchvision_weights if source == "torchvision" else _timm_weights)(model.name, image_size)
 
 
 @contextmanager

@@ -31,18 +31,12 @@ def _reads(function: Any, *names: str) -> bool:
 
 def avoid_dynamo_import() -> None:
     """Keep the methods of optimizers and DDP from importing the compiler. Call it before creating the first one."""
-    for owner in (Optimizer, DistributedDataParallel):
-        for method in vars(owner).values():
-            _preset_dynamo_disable(method)
-
-
-def _preset_dynamo_disable(method: Any) -> None:
-    """Preset the cached result of the `torch._disable_dynamo` wrapper, so that its first call does not import the
-    compiler."""
-    while (inner := getattr(method, "__wrapped__", None)) is not None:
-        if _reads(method, "__dynamo_disable"):
-            inner.__dict__.setdefault("__dynamo_disable", inner)
-        method = inner
+    for method in (*vars(Optimizer).values(), *vars(DistributedDataParallel).values()):
+        while (inner := getattr(method, "__wrapped__", None)) is not None:
+            # The cached result of the `torch._disable_dynamo` wrapper, whose first call would import the compiler.
+            if _reads(method, "__dynamo_disable"):
+                inner.__dict__.setdefault("__dynamo_disable", inner)
+            method = inner
 
 
 def unwrap_step(instance: Optimizer) -> None:

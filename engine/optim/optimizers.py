@@ -92,9 +92,8 @@ def _build_muon(param_groups: list[ParamGroup], lr: float, arguments: dict[str, 
         reason = "muon trains matrices, and this model has no trainable matrix; use adamw"
         raise UsageError.one("optim.name", reason, code="not-supported")
     betas = {"betas": arguments.pop("betas")} if "betas" in arguments else {}
-    eps = {"eps": arguments["eps"]} if "eps" in arguments else {}
-    adamw = {"lr": lr, "weight_decay": arguments["weight_decay"], **betas, **eps, "fused": True}
-    return MuonAdamW(param_groups, {"lr": lr, **arguments}, adamw)
+    shared = {key: value for key, value in arguments.items() if key in ("eps", "weight_decay")}
+    return MuonAdamW(param_groups, {"lr": lr, **arguments}, {"lr": lr, **shared, **betas, "fused": True})
 
 
 def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) -> Optimizer:

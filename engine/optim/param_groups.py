@@ -49,7 +49,9 @@ def build_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamGroup
     for name, parameter in parameters:
         if not parameter.requires_grad:
             continue
-        scale = layer_lr_factor(config.layer_lr, name) * config.layer_decay ** (last - layers.get(name, last))
+        # The longest prefix, in whole dotted components.
+        prefix = max((key for key in config.layer_lr if has_prefix(name, key)), key=len, default="")
+        scale = config.layer_lr.get(prefix, 1.0) * config.layer_decay ** (last - layers.get(name, last))
         decay = decay_of(name, parameter)
         group = groups.setdefault((scale, decay), {"params": [], "lr_scale": scale, "weight_decay": decay})
         group["params"].append((name, parameter))
@@ -102,12 +104,6 @@ def refuse_missing(missing: Iterable[tuple[str, str]], parts: Collection[str], o
             for key, name in missing
         ]
     )
-
-
-def layer_lr_factor(factors: dict[str, float], name: str) -> float:
-    """Return the factor of the longest prefix, in whole dotted components, of a parameter name; 1 without one."""
-    matches = [prefix for prefix in factors if has_prefix(name, prefix)]
-    return factors[max(matches, key=len)] if matches else 1.0
 
 
 def has_prefix(name: str, prefix: str) -> bool:

@@ -95,9 +95,4 @@ def main(parent: ParentPipe) -> None:
     # Leave no __pycache__ in the user's folder.
     sys.dont_write_bytecode = True
     request = parent.receive(ScheduleRequest)
-
-    def check() -> bool:
-        load_user_schedule(validate_config(request.config), request.steps_per_epoch)
-        return True
-
-    parent.send(Answer.of(check))
+    parent.send(Answer.of(lambda: bool(load_user_schedule(validate_config(request.config), request.steps_per_epoch))))

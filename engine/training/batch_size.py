@@ -111,11 +111,10 @@ class BatchSizeTrials:
         self._config, self._source = _without_delays(job.config, min(MIN_TRIAL_BATCH_SIZE, self.limit)), source
         self._trainer: Trainer | None = None
         self._environ = dict(os.environ)
-        if job.plan.on_gpu:
-            self._limit_gpu_memory(job.config, source)
-
-    def _limit_gpu_memory(self, config: Config, source: ImageSource) -> None:
-        """Reserve the memory of NCCL, and of a dataset that may be kept on the GPU."""
+        if not job.plan.on_gpu:
+            return
+        # Reserve the memory of NCCL, and of a dataset that may be kept on the GPU.
+        config = job.config
         parts = memory_parts(source, config, model_input_format(config, source))
         dataset = sum(math.prod(part.shape) for part in parts)
         may_reside = config.data.pipeline in ("auto", "memory") and config.device.parallel == "ddp"

@@ -34,9 +34,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
 
@@ -68,18 +67,11 @@ from engine.utils.files import (
 )
 
 
-@dataclass
-class SaveProgress:
-    """How far a `save_checkpoint` in another thread has come."""
-
-    written_bytes: int = 0
-
-
 class _HashingWriter:
-    """Sequential file writer that computes the checksum of what it writes."""
+    """Sequential file writer that computes the checksum of what it writes, and calls `on_write` with its size."""
 
-    def __init__(self, file: BinaryIO, progress: SaveProgress) -> None:
-        self._file, self._progress = file, progress
+    def __init__(self, file: BinaryIO, on_write: Callable[[int], object]) -> None:
+        self._file, self._on_write = file, on_write
         self._tail = b""
         self.checksum = hashlib.sha256()
         self.error: OSError | None = None
@@ -104,7 +96,7 @@ class _HashingWriter:
         except OSError as error:
             self.error = error
             raise
-        self._progress.written_bytes += len(data)
+        self._on_write(len(data))
 
     def flush(self) -> None:
         self._file.flush()
@@ -115,15 +107,21 @@ class _HashingWriter:
 
 
 def save_checkpoint(
-    state: Mapping[str, Any], folder: Path, *, best: bool, keep: int, progress: SaveProgress | None = None
+    state: Mapping[str, Any],
+    folder: Path,
+    *,
+    best: bool,
+    keep: int,
+    on_write: Callable[[int], object] = lambda size: None,
 ) -> Path:
     """Write a checkpoint durably, link it as `last.pt` (and `best.pt`), and delete all but the newest `keep`.
 
-    Older checkpoints are deleted only after the new one is on disk. Raises OSError.
+    `on_write` is called with the size of each part that is written. Older checkpoints are deleted only after the new
+    one is on disk. Raises OSError.
     """
 
     def write(file: BinaryIO) -> None:
-        writer = _HashingWriter(file, progress or SaveProgress())
+        writer = _HashingWriter(file, on_write)
         try:
             torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, writer))
         except RuntimeError as error:

@@ -28,7 +28,7 @@ from engine.models.precision import full_precision_state_dict
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, PhaseChanged, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.training.checkpoint import SaveProgress, save_checkpoint
+from engine.training.checkpoint import save_checkpoint
 from engine.training.data import TrainingData
 from engine.training.device import rng_state
 from engine.training.job import Job
@@ -68,7 +68,7 @@ class CheckpointWriter:
         self._last_save_warning: float | None = None
         # Starts its thread at the first checkpoint, after the DataLoader workers are forked.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._in_flight: tuple[CheckpointSaved, Future[Path], SaveProgress] | None = None
+        self._in_flight: tuple[CheckpointSaved, Future[Path]] | None = None
 
     def timer_fires(self) -> bool:
         """Return whether `checkpoint.every_minutes` have passed since the last checkpoint or the last True.
@@ -129,11 +129,11 @@ class CheckpointWriter:
         content = self._gather_state(copy=background)
         if content is None or self._folder is None:
             return None
-        progress = SaveProgress()
         saved = CheckpointSaved(path="", step=position.step, epoch=position.epoch, best=best, requested=requested)
         self._channel.set_saving(True)
-        future = self._thread.submit(self._save, content, self._folder, saved, progress)
-        self._in_flight = saved, future, progress
+        # The sizes of what the thread has written since the last heartbeat.
+        self._written_sizes: list[int] = []
+        self._in_flight = saved, self._thread.submit(self._save, content, self._folder, saved)
         return None if background else self.wait()
 
     def _gather_state(self, *, copy: bool) -> dict[str, Any] | None:
@@ -184,15 +184,14 @@ class CheckpointWriter:
             "task": model.task.state,
         }
 
-    def _save(self, content: dict[str, Any], folder: RunFolder, saved: CheckpointSaved, progress: SaveProgress) -> Path:
+    def _save(self, content: dict[str, Any], folder: RunFolder, saved: CheckpointSaved) -> Path:
         """Write a checkpoint, and return its path in the run folder; runs in the thread. Raises OSError."""
         try:
             # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
             self._channel.flush()
             with folder.opened() as opened:
-                path = save_checkpoint(
-                    content, opened.checkpoints, best=saved.best, keep=self._config.keep, progress=progress
-                )
+                keep, on_write = self._config.keep, self._written_sizes.append
+                path = save_checkpoint(content, opened.checkpoints, best=saved.best, keep=keep, on_write=on_write)
                 return path.relative_to(opened.path)
         finally:
             self._channel.set_saving(False)
@@ -210,11 +209,10 @@ class CheckpointWriter:
         """
         if self._in_flight is None:
             return None
-        saved, future, progress = self._in_flight
-        seen_bytes = 0
+        saved, future = self._in_flight
         while not wait_for_futures([future], WAIT_HEARTBEAT_SECONDS).done:
-            if progress.written_bytes != seen_bytes:
-                seen_bytes = progress.written_bytes
+            if self._written_sizes:
+                self._written_sizes.clear()
                 self._log.enter_phase(Phase.CHECKPOINT)
         self._in_flight = None
         try:

@@ -32,19 +32,16 @@ class Metrics:
     images: int = 0
 
 
-@dataclass
 class MetricAccumulator:
-    """Running sums of one rank, kept on its device to avoid host syncs."""
+    """Running sums of one rank, kept on its device to avoid host syncs.
 
-    device: torch.device
-    has_accuracy: bool = True
-    loss_sum: Tensor = field(init=False)
-    counts: Tensor = field(init=False)
-    """Correctly classified images, all images, and unreadable images."""
+    `counts` are the correctly classified images, all images, and the unreadable images.
+    """
 
-    def __post_init__(self) -> None:
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.counts = torch.zeros(3, dtype=torch.int64, device=self.device)
+    def __init__(self, device: torch.device, has_accuracy: bool = True) -> None:
+        self._has_accuracy = has_accuracy
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.counts = torch.zeros(3, dtype=torch.int64, device=device)
         self._correct, self._num_images, _ = self.counts
 
     def add(self, mean_loss: Tensor, correct: Tensor | None, num_images: int, nonfinite: Tensor | None = None) -> None:
@@ -66,7 +63,7 @@ class MetricAccumulator:
         all_reduce(loss_sum)
         all_reduce(counts)
         correct, images, unread = counts.tolist()
-        accuracy = correct / max(images, 1) if self.has_accuracy else None
+        accuracy = correct / max(images, 1) if self._has_accuracy else None
         return Metrics(loss_sum.item() / images if images else math.nan, accuracy, unread, images)
 
 

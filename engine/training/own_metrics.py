@@ -122,30 +122,24 @@ class OwnMetrics:
                 f"{name} fails with probabilities (N x {self._task.num_outputs}) and labels: {reason}",
                 code="user-code-failed",
             ) from error
-        values = result if isinstance(result, Mapping) else {name.rpartition(":")[2].rpartition(".")[2]: result}
-        return {self._checked_name(name, key): _as_number(name, value) for key, value in values.items()}
-
-    @staticmethod
-    def _checked_name(name: str, key: object) -> str:
-        if not isinstance(key, str) or _NAME.fullmatch(key) is None:
-            raise UserCodeError(
-                f"{name} returns a value named {key!r:.60}; use 1 to 50 letters, digits and . @ - _ / and begin with a "
-                "letter or _",
-                code="invalid-name",
-            )
-        return key
+        numbers, own_name = dict[str, float](), name.rpartition(":")[2].rpartition(".")[2]
+        for key, value in (result if isinstance(result, Mapping) else {own_name: result}).items():
+            if not isinstance(key, str) or _NAME.fullmatch(key) is None:
+                raise UserCodeError(
+                    f"{name} returns a value named {key!r:.60}; use 1 to 50 letters, digits and . @ - _ / and begin "
+                    "with a letter or _",
+                    code="invalid-name",
+                )
+            if (number := as_number(value)) is None:
+                reason = f"{name} returns {describe_value(value)} instead of a number or a dict of numbers"
+                raise UserCodeError(reason, code="invalid-value")
+            numbers[key] = number
+        return numbers
 
 
 def _has_state(metric: Any) -> bool:
     """Whether a metric collects its images, as those of torchmetrics, instead of being a function."""
     return hasattr(metric, "update") and hasattr(metric, "compute")
-
-
-def _as_number(name: str, value: Any) -> float:
-    if (number := as_number(value)) is None:
-        reason = f"{name} returns {describe_value(value)} instead of a number or a dict of numbers"
-        raise UserCodeError(reason, code="invalid-value")
-    return number
 
 
 def _trial_outputs(task: Task) -> Outputs:

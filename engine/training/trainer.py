@@ -102,7 +102,10 @@ class Trainer:
             self.log.emit(started)
         self.warn_skipped_files()
         self.emit_warnings(warnings)
-        self._write_classes()
+        if self.is_rank_0 and self.job.folder is not None:
+            names = {str(index): name for index, name in enumerate(self.data.source.classes)}
+            with suppress(OSError), self.job.folder.opened() as opened:
+                replace_file(opened.class_indices, lambda file: file.write(encode_indented(names) + b"\n"))
 
     def begin_epoch(self, epoch: int) -> None:
         """Move to the first step of an epoch, whose metrics are empty."""
@@ -239,7 +242,11 @@ class Trainer:
             classes=len(self.data.source.classes),
             outputs=task_facts(self.config).outputs,
             parameters=count_parameters(model.network),
-            precision=self._describe_precision(),
+            precision=describe_precision(
+                AmpChoice(self.config.precision.amp, self.job.amp_reason),
+                tf32=model.uses_tf32,
+                channels_last=model.memory_format is torch.channels_last,
+            ),
             trainable_parameters=sum(p.numel() for p in model.network.parameters() if p.requires_grad),
             workers=data.pipeline.plan.workers,
             worker_type="threads" if uses_threads(self.config) else "processes",
@@ -261,13 +268,6 @@ class Trainer:
             flops=self.warmup.flops_by_size[data.image_format.size],
             peak_tflops=self.warmup.peak_tflops,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
-        )
-
-    def _describe_precision(self) -> str:
-        return describe_precision(
-            AmpChoice(self.config.precision.amp, self.job.amp_reason),
-            tf32=self.model.uses_tf32,
-            channels_last=self.model.memory_format is torch.channels_last,
         )
 
     def warn_skipped_files(self) -> None:
@@ -299,12 +299,6 @@ class Trainer:
             folder, size = self.job.folder.checkpoints, weight_bytes(self.model.network)
             for problem in disk_warnings(self.config, folder, size):
                 self.log.warn(problem)
-
-    def _write_classes(self) -> None:
-        if self.is_rank_0 and self.job.folder is not None:
-            names = {str(index): name for index, name in enumerate(self.data.source.classes)}
-            with suppress(OSError), self.job.folder.opened() as opened:
-                replace_file(opened.class_indices, lambda file: file.write(encode_indented(names) + b"\n"))
 
 
 def build_trainer(

@@ -79,10 +79,6 @@ class Preprocessing:
         """Side of a square image after the resize, before the center crop."""
         return self.resize or self.size
 
-    def keeps(self, stored_size: int) -> bool:
-        """Whether square images of this size stay as they are."""
-        return stored_size == self.resized_size == self.size
-
     def plan(self, index: int, height: int, width: int) -> ResizePlan:
         """Return what to crop and resize in an image of a part."""
         size, resize, whole = self.size, self.resize, (0, 0, width, height)

@@ -103,13 +103,15 @@ def test_probabilities_use_softmax_or_sigmoid_for_bce(tmp_path: Path) -> None:
 
 def test_predict_reads_images_one_batch_at_a_time(tmp_path: Path) -> None:
     trained = load_trained_model(saved_run(tmp_path / "a"), device="cpu")
-    files = [tmp_path / f"{number:03d}.png" for number in range(65)]
-    for file in files[:64]:
+    files = [tmp_path / f"{number:03d}.png" for number in range(130)]
+    for file in files[:128]:
         Image.new("RGB", (20, 10)).save(file)
     answers = predict(trained, list(find_input_files(files)), 1)
     assert next(answers).error is None
-    Image.new("RGB", (20, 10)).save(files[64])
-    assert [answer.error for answer in answers] == [None] * 64
+    # Few of the next batch are read meanwhile.
+    for file in files[128:]:
+        Image.new("RGB", (20, 10)).save(file)
+    assert [answer.error for answer in answers] == [None] * 129
 
 
 def test_predict_command_escapes_control_characters(tmp_path: Path) -> None:

@@ -189,11 +189,9 @@ def test_wait_continues_the_heartbeat_only_while_bytes_are_written(
     with held_trainer(monkeypatch, tmp_path, [], error=OSError(5, "I/O error")) as (trainer, held):
         trainer.control.checkpoints.write(background=True)
         monkeypatch.setattr(trainer.log, "enter_phase", phases.append)
-        assert trainer.control.checkpoints._in_flight is not None
-        _, _, progress = trainer.control.checkpoints._in_flight
 
         def write_some() -> None:
-            progress.written_bytes += 1
+            trainer.control.checkpoints._written_sizes.append(1)
             threading.Timer(0.3, held.released.set).start()
 
         threading.Timer(0.1, write_some).start()
