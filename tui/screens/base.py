@@ -111,6 +111,11 @@ class ResizableScreen(Screen[Result], Generic[Result]):
         if not isinstance(event, events.Resize) or event.size == self.app.size:
             await super().on_event(event)
 
+    @on(events.TextSelected)
+    def _copy_selection(self) -> None:
+        if text := self.get_selected_text():
+            self.app.copy_to_clipboard(text)
+
     @on(events.Resize)
     def _hide_if_too_small(self, event: events.Resize) -> None:
         hides, was_hidden = is_too_small(event.size) and not self.FITS_ANY_SIZE, self.has_class("-too-small")

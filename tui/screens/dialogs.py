@@ -174,7 +174,7 @@ class TextDialog(Dialog[None]):
         Binding("enter", "leave", show=False),
         Binding("ctrl+y", "copy", show=False),
     ]
-    HINT = "j k g G scroll  ^y copy  shift+drag select  esc close"
+    HINT = "j k g G scroll  ^y copy  drag copies a part  esc close"
     BOX_CLASSES = "dialog wide"
 
     def __init__(self, title: str, lines: Sequence[Text], copied_text: str = "") -> None:

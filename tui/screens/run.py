@@ -136,8 +136,8 @@ class RunScreen(ChartScreen):
 
     def on_mount(self) -> None:
         self.set_interval(TICK_SECONDS, self._show_news)
-        self.active_chart.focus()
         self._group_metrics()
+        self._focus_first_panel()
 
     @property
     def has_content(self) -> bool:
@@ -277,9 +277,12 @@ class RunScreen(ChartScreen):
             panels.show_ranks(snapshot.ranks, self._gpus)
         has_charts = self._num_charts > 0
         if (snapshot or self.launched) is not None and has_charts != self._had_charts:
-            # Without charts, the log has their place.
-            (self.active_chart if has_charts else panels.log_panel).focus()
+            self._focus_first_panel()
             self._had_charts = has_charts
+
+    def _focus_first_panel(self) -> None:
+        # Without charts, the log has their place.
+        (self.active_chart if self._num_charts else self.run_panels.log_panel).focus()
 
     def _show_status(self) -> None:
         """Show the lines below the title."""

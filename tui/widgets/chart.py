@@ -28,6 +28,7 @@ LEGEND_FORMATS = ((4, "  "), (4, " "), (3, "  "), (3, " "), (2, " "))
 class ChartPanel(Lines):
     """A panel of curves with an optional cursor. The title shows the values at the cursor, or the latest values."""
 
+    ALLOW_SELECT = False
     # There is nothing to scroll.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("pagedown,ctrl+d", "screen.page_charts(1)", show=False),

@@ -14,6 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
+from textual.selection import Selection
 from textual.strip import Strip
 
 from tui.palette import CURSOR, CURSOR_BLURRED
@@ -134,7 +135,7 @@ class Lines(ScrollView, can_focus=True):
         id: str | None = None,  # noqa: A002 (Textual's name)
         empty_text: Text | None = None,
     ) -> None:
-        self._frame_only = False
+        self._frame_only = self._is_drawing = False
         self._titles = ("", "")
         super().__init__(id=id)
         frame_lines(self)
@@ -249,9 +250,11 @@ class Lines(ScrollView, can_focus=True):
         return text, self._selectable and index == self._cursor
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        self._line_style, self._top = None, int(self.scroll_offset.y)
+        self._line_style, self._top, self._is_drawing = None, int(self.scroll_offset.y), True
         self._known_styles.clear()
-        return super().render_lines(crop)
+        strips = super().render_lines(crop)
+        self._is_drawing = False
+        return strips
 
     def style_of(self, name: str) -> Style:
         """Return the style of this name over that of the line. All lines that are drawn at once share it."""
@@ -271,7 +274,23 @@ class Lines(ScrollView, can_focus=True):
         (text, under_cursor), console = self._visible_line(y, self._top), self.app.console
         base, width = self.line_style
         cursor = console.get_style(self.cursor_style) if under_cursor else None
-        return draw_line(text, console, base, width, cursor)
+        index = y if y < len(self._header) else y + self._top
+        if self.text_selection is not None and (span := self.text_selection.get_span(index)) is not None:
+            text = text.copy()
+            text.stylize(CURSOR, span[0], len(text) if span[1] == -1 else span[1])
+        strip = draw_line(text, console, base, width, cursor)
+        # Textual renders a line alone to find the character under the pointer.
+        return strip if self._is_drawing else strip.apply_offsets(0, index)
+
+    @property
+    def allow_select(self) -> bool:
+        """Whether the mouse selects text, not rows."""
+        return self.ALLOW_SELECT and not self._selectable
+
+    def get_selection(self, selection: Selection) -> tuple[str, str]:
+        """Return the selected text, and what follows it."""
+        lines = range(len(self._header) + len(self._rows) * self._row_height)
+        return selection.extract("\n".join(self._visible_line(y, 0)[0].plain for y in lines)), "\n"
 
     def on_resize(self) -> None:
         before = self.virtual_size

@@ -1,0 +1,41 @@
+"""Text that is selected with the mouse is copied: of the log, of dialogs and of the form's command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press
+from tui.demo.server import LIVE_RUN
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+
+async def drag(pilot: Pilot[None], selector: str, start: tuple[int, int], end: tuple[int, int]) -> None:
+    """Drag from one cell of the content of a widget to another one."""
+    await pilot.mouse_down(selector, offset=(start[0] + 1, start[1] + 1))
+    await pilot.hover(selector, offset=(end[0] + 1, end[1] + 1))
+    await pilot.mouse_up(selector, offset=(end[0] + 1, end[1] + 1))
+    await wait_until_idle(pilot)
+
+
+@pytest.mark.parametrize(("run", "keys", "selector"), [
+    (LIVE_RUN, "", "#log"),
+    (LIVE_RUN, "l", "LogDialog Lines"),
+    (None, "n", "#command"),
+])  # fmt: skip
+@pytest.mark.usefixtures("unchecked")
+def test_text_that_is_dragged_over_is_copied(demo_runs_folder: Path, run: str | None, keys: str, selector: str) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *keys.split())
+        await wait_until_idle(pilot)
+        inset = 0 if "Dialog" in selector else 1
+        shown = [line[inset:] for line in visible_text(pilot, selector).splitlines()[inset:]]
+        await drag(pilot, selector, (3 - (not inset), -(not inset)), (9 - (not inset), -(not inset)))
+        await wait_until(pilot, lambda: bool(pilot.app.clipboard))
+        assert pilot.app.clipboard in (shown[0][3:9], shown[0][3:10])
+
+    drive(demo_app(demo_runs_folder, run=run), act, (120, 40))
