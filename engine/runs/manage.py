@@ -22,33 +22,25 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import locked_ended_run
 from engine.runs.root import LAST_RUN, is_run_folder
-from engine.runs.run_config import read_stored_config
 from engine.utils.errors import UsageError, did_you_mean, file_errors
-from engine.utils.files import replace_file
 from engine.utils.text import pluralize
 from engine.utils.trust import foreign_reason
 from engine.utils.units import format_bytes
 
 
 def rename_run(folder: RunFolder, name: str) -> RunFolder:
-    """Rename a run that has ended: its folder, and `run.name` in its config. Return the new folder.
+    """Rename the folder of a run that has ended, and return it.
 
-    The journal keeps the name that each session had. Raises UsageError if the name is invalid or in use, if the run is
-    live, or if other users can change it.
+    The journal and the config keep the name that each session had. Raises UsageError if the name is invalid or in use,
+    if the run is live, or if other users can change it.
     """
     name = check_new_name(name)
     folder.require_own(trust_owner=False, can_trust=False)
     if name == folder.name:
         raise UsageError.one(name, "is the name that the run has", code="name-in-use")
     root = folder.path.parent
-    try:
-        with locked_ended_run(folder):
-            _store_name(RunFolder(move_folder(folder.path, root, name)), name)
-    except FileExistsError as error:
-        raise UsageError.one(name, f"already exists in {root}", "use another name", code="name-in-use") from error
-    except OSError as error:
-        raise UsageError.one(folder.name, f"cannot be renamed: {error.strerror}", code="not-writable") from error
-    return RunFolder(root / name)
+    with file_errors(folder.name, "cannot be renamed", code="not-writable"), locked_ended_run(folder):
+        return RunFolder(move_folder(folder.path, root, name))
 
 
 def check_new_name(name: str) -> str:
@@ -61,11 +53,14 @@ def check_new_name(name: str) -> str:
     return name
 
 
-def move_folder(source: Path, target_folder: Path, name: str) -> Path:
-    """Rename a folder without replacing anything. Raises FileExistsError if the name is in use, and OSError."""
+def move_folder(source: Path, target_folder: Path, name: str, advice: str = "use another name") -> Path:
+    """Rename a folder without replacing anything. Raises UsageError if the name is in use, and OSError."""
     target = target_folder / name
-    # rename(2) replaces an empty folder, such as one that a new run has just made, but mkdir(2) fails.
-    target.mkdir(0o700)
+    try:
+        # rename(2) replaces an empty folder, such as one that a new run has just made, but mkdir(2) fails.
+        target.mkdir(0o700)
+    except FileExistsError as error:
+        raise UsageError.one(name, f"already exists in {target_folder}", advice, code="name-in-use") from error
     try:
         source.rename(target)
     except OSError:
@@ -73,22 +68,6 @@ def move_folder(source: Path, target_folder: Path, name: str) -> Path:
             target.rmdir()
         raise
     return target
-
-
-def _store_name(folder: RunFolder, name: str) -> None:
-    """Write the name to the config. The list is sorted by the time of the config, so that is kept."""
-    from engine.config.yaml_io import MAX_CONFIG_BYTES, to_yaml
-
-    values = read_stored_config(folder.config, MAX_CONFIG_BYTES)
-    if values is None or not isinstance(values.get("run"), dict):
-        # The name of the folder counts. A config that nobody can read has no use for it.
-        return
-    values["run"]["name"] = name
-    text = to_yaml(values)
-    before = folder.config.stat()
-    replace_file(folder.config, lambda file: file.write(text.encode()), durable=True)
-    folder.config.chmod(before.st_mode & 0o777)
-    os.utime(folder.config, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def find_own_run(root: Path, reference: str) -> RunFolder:
@@ -211,12 +190,8 @@ def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFold
     advice = f"restore it under another name with `gputrain runs restore {shlex.quote(run.entry)} NAME`"
     if target == LAST_RUN:
         raise UsageError.one(target, "is reserved: it stands for the newest run", advice, code="invalid-name")
-    try:
-        return RunFolder(move_folder(run.path, root, target))
-    except FileExistsError as error:
-        raise UsageError.one(target, f"already exists in {root}", advice, code="name-in-use") from error
-    except OSError as error:
-        raise UsageError.one(run.entry, f"cannot be restored: {error.strerror}", code="not-writable") from error
+    with file_errors(run.entry, "cannot be restored", code="not-writable"):
+        return RunFolder(move_folder(run.path, root, target, advice))
 
 
 def delete_for_good(run: TrashedRun) -> None:
