@@ -149,7 +149,6 @@ class QueuePlace:
     on_crash_hold: Callable[[str], None] = lambda _: None
     _entered_at: float = field(default_factory=time.monotonic, init=False)
     _recorded_at: float = field(default=-math.inf, init=False)
-    _looked_at: float = field(default=-math.inf, init=False)
     _read_batch_at: float = field(default=-math.inf, init=False)
     _reason: str = field(default="", init=False)
     _block: Blocked = field(default="", init=False)
@@ -268,16 +267,13 @@ class QueuePlace:
         """Record why the run waits and at which place, and show the reason if it has changed."""
         changed, self._reason = reason != self._reason, reason
         event, now = WaitingForGpus(message=reason), time.monotonic()
-        if changed:
-            self._looked_at = -math.inf
-        last = max(self._recorded_at, self._looked_at)
-        if now - last >= RECORD_INTERVAL_SECONDS:
+        if now - self._recorded_at >= RECORD_INTERVAL_SECONDS:
             # It reads the entries of all runs that wait.
-            self._looked_at = now
+            self._recorded_at = now
             row = find_row(self.folder)
             place = None if row is None else row.place
             if (reason, place) != self._recorded:
-                self._recorded_at, self._recorded = now, (reason, place)
+                self._recorded = reason, place
                 self.recorder.record(event if place is None else replace(event, place=place), notify=changed)
                 return
         if changed:
