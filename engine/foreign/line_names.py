@@ -45,7 +45,7 @@ _POSITIONS = (
     "v_num eta progress update updates rank pid ip gpu device world_size step steps max_step max_steps num_step"
     " num_steps total_step total_steps micro_step micro_steps valid_step valid_steps global_step episode episodes iter"
     " max_iter iteration iterations timestep timesteps total_timestep total_timesteps batch batchsize batch_size port"
-    " seed version line remaining remaining_time elapsed elapsed_time"
+    " seed version line remaining remaining_time elapsed elapsed_time it #"
 )
 _POSITION_NAMES, _EPOCHS = frozenset(_POSITIONS.split()), frozenset({"epoch", "epochs"})
 # Words without which a line without separators says nothing

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, ParsedLine
 from engine.foreign.line_names import is_position, is_result, is_source, is_weak_result, source_of, with_source
 from engine.foreign.line_prefix import strip_prefix
-from engine.foreign.reading import EPOCH_NAMES, parse_number, to_epoch, to_step
+from engine.foreign.reading import EPOCH_NAMES, first_column, to_epoch, to_step
 
 MIN_HEADING_COLUMNS = 3  # two where the columns are marked
 MAX_OTHER_LINES = 100  # below a heading, until a table is over
@@ -36,7 +36,7 @@ _STEP_COLUMNS = (
     "total_timesteps", "global_step", "step", "steps", "num_updates", "iteration", "iterations", "iter", "it", "#",
     "batch", "training_iteration",
 )  # fmt: skip
-_EPOCH_COLUMNS = frozenset({*EPOCH_NAMES, "e"})
+_EPOCH_COLUMNS = (*EPOCH_NAMES, "e")
 
 
 @dataclass
@@ -45,6 +45,11 @@ class _Heading:
     separator: re.Pattern[str]
     is_sure: bool
     """Whether the names are known to be those of columns: results are among them, or a line is drawn below."""
+
+    def __post_init__(self) -> None:
+        self.step, self.epoch = first_column(self.names, _STEP_COLUMNS), first_column(self.names, _EPOCH_COLUMNS)
+        self.are_sources = all(map(is_source, self.names))
+        self.results = {name for name in self.names if is_result(name) or is_weak_result(name)}
 
 
 class Tables:
@@ -132,38 +137,27 @@ def _cells(text: str, separator: re.Pattern[str]) -> list[str]:
 def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:
     """Return the values of a row. It may have a cell more than the heading has names: a label, or the index."""
     names, label = heading.names, ""
-    if len(cells) != len(names):
-        if heading.separator is _COLUMNS and len(cells) != len(names) + 1:
-            cells = " ".join(cells).split()
-        if len(cells) == len(names) + 1 and heading.is_sure:
-            label, *cells = cells
+    if heading.separator is _COLUMNS and len(cells) not in (len(names), len(names) + 1):
+        cells = " ".join(cells).split()
+    if len(cells) == len(names) + 1 and heading.is_sure:
+        label, *cells = cells
     if len(cells) != len(names):
         return None
-    numbers = [_CELL.fullmatch(cell) for cell in cells]
-    keys = [name.lower() for name in names]
-    has_step = any(number and key in _STEP_COLUMNS for key, number in zip(keys, numbers, strict=True))
+    numbers = {name: number for name, cell in zip(names, cells, strict=True) if (number := _CELL.fullmatch(cell))}
     is_summary = _SUMMARY.fullmatch(label or cells[0]) is not None
-    by_source = bool(label) and all(map(is_source, names))
-    line = ParsedLine(held_out=is_summary)
-    if label.isdigit() and "support" not in keys:
-        line.step = to_step(float(label))
-    elif label and not is_summary and not by_source:
+    is_index = label.isdigit() and "support" not in names
+    is_labeled = is_summary or (bool(label) and heading.are_sources)
+    if not (is_labeled or is_index if label else is_labeled or names[0] in numbers or heading.step in numbers):
         return None
-    is_labeled = numbers[0] is not None or is_summary or has_step or by_source
-    if not is_labeled or sum(number is not None for number in numbers) * 2 < len(cells):
+    if len(numbers) * 2 < len(cells):
         return None
-    found: dict[str, float] = {}
-    for name, key, number in zip(names, keys, numbers, strict=True):
-        value = parse_number(number["number"]) if number is not None else None
-        if value is None or number is None:
-            continue
-        if key in _EPOCH_COLUMNS:
-            line.epoch = to_epoch(value)
-        elif key in _STEP_COLUMNS:
-            found[key] = value
-        elif by_source:
+    values = {name: float(number["number"]) for name, number in numbers.items()}
+    epoch, step = values.pop(heading.epoch or "", None), values.pop(heading.step or "", None)
+    step = float(label) if is_index and step is None else step
+    line = ParsedLine(held_out=is_summary, epoch=to_epoch(epoch), step=to_step(step))
+    for name, value in values.items():
+        if label and heading.are_sources:
             line.values[with_source(label, source_of(name))] = value
-        elif not is_position(name) and (is_result(name) or is_weak_result(name) or "." in number["number"]):
+        elif name in heading.results or ("." in numbers[name]["number"] and not is_position(name)):
             line.values[f"{label}/{name}".replace(" ", "_") if label and is_summary else name] = value
-    line.step = next((to_step(found[key]) for key in _STEP_COLUMNS if key in found), line.step)
     return line if line.values else None
