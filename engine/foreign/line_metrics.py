@@ -69,16 +69,24 @@ _NO_METRICS = re.compile(
 _GLUED = re.compile(
     r"[hprHPR](?=\d)(?i:" + "|".join(rf"(?<=(?<![\w/.-]){word})" for word in ("epoch", "iter", "step", "batch")) + ")"
 )
-# `Batch [0-100]`, `1-100batch`
-_RANGE = re.compile(r"(?<=[\[:])\d{1,12}-(?=\d{1,12}(?:\]|batch\b))")
-# `LR (group 0)=3`
-_INDEXED = re.compile(r" \((group|layer|class|head|expert|stage) (\d{1,6})\)(?==)")
-# `D(G(z)): 3`
-_CALLED = re.compile(r"\b([A-Z])\((\w{1,8})(?:\((\w{1,8})\))?\)(?=\s?[:=])")
-# `第1轮`, `第 100 步`
-_COUNTED = re.compile(r"第\s?(\d{1,12})\s?(?:(轮|期)|步|次)[:：,，]?\s?")
-# `OrderedDict([('loss', 3), `
-_TUPLE = re.compile(r"\('(\w{1,60})', (?=[-+\d.ni])")
+# What is written another way before a line is read, if it has a part
+_REWRITTEN = [
+    (part, re.compile(pattern), replacement)
+    for part, pattern, replacement in (
+        # `OrderedDict([('loss', 3), `
+        ("[('", r"\('(\w{1,60})', (?=[-+\d.ni])", r"\1="),
+        # `LR (group 0)=3`
+        (")=", r" \((group|layer|class|head|expert|stage) (\d{1,6})\)(?==)", r"_\1_\2"),
+        # `D(G(z)): 3`, `D(x): 3`
+        ("))", r"\b([A-Z])\((\w{1,8})\((\w{1,8})\)\)(?=\s?[:=])", r"\1_\2_\3"),
+        (")", r"\b([A-Z])\((\w{1,8})\)(?=\s?[:=])", r"\1_\2"),
+        # `第1轮`, `第 100 步`
+        ("第", r"第\s?(\d{1,12})\s?[轮期][:：,，]?\s?", r"epoch \1 "),
+        ("第", r"第\s?(\d{1,12})\s?[步次][:：,，]?\s?", r"step \1 "),
+        # `Batch [0-100]`, `1-100batch`
+        ("atch", r"(?<=[\[:])\d{1,12}-(?=\d{1,12}(?:\]|batch\b))", ""),
+    )
+]
 # COCO: ` Average Precision  (AP) @[ IoU=0.50 | area= all ] = 0.6`, below `IoU metric: bbox`
 _QUALIFIED = re.compile(
     r"\s{0,8}(?P<name>[A-Za-z][\w ()-]{1,60}@?\[[^\[\]]{1,100}\]) = (?P<value>[-+]?(?:\d{1,20}(?:\.\d{1,20})?|nan))\s?"
@@ -152,18 +160,11 @@ class LineParser:
                 self._group = f"{heading[1]}/" if heading is not None else ""
             name = " ".join(f"{self._group}{match['name']}".split())
             return ParsedLine({name: self._value(match["value"])}, held_out=True)
-        if "[('" in stripped:
-            stripped = _TUPLE.sub(r"\1=", stripped)
+        for part, pattern, replacement in _REWRITTEN:
+            if part in stripped:
+                stripped = pattern.sub(replacement, stripped)
         if "{" in stripped and 0 <= stripped.find("{") < stripped.rfind("}"):
             return self._parse_object(stripped)
-        if ")=" in stripped:
-            stripped = _INDEXED.sub(r"_\1_\2", stripped)
-        if "):" in stripped or ") :" in stripped:
-            stripped = _CALLED.sub(lambda match: "_".join(filter(None, match.groups())), stripped)
-        if "第" in stripped:
-            stripped = _COUNTED.sub(lambda match: f"{'epoch' if match[2] else 'step'} {match[1]} ", stripped)
-        if "atch" in stripped:
-            stripped = _RANGE.sub("", stripped)
         if self._has_glued:
             stripped = _GLUED.sub(r"\g<0> ", stripped)
         texts, numbers = _split(stripped)
