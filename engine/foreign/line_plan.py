@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import lru_cache
+from operator import itemgetter
 from typing import Literal
 
 from engine.foreign.line_names import (
@@ -40,9 +40,29 @@ _STOP_WORDS = frozenset((
     "than", "that", "the", "then", "this", "to", "was", "were", "with",
 ))  # fmt: skip
 
-# Positions. Each pattern reads the text before a number.
+# Positions. In what the patterns read, `\0` stands for a number: the first one may be a position. A text begins with
+# `\x01` if that is not the first one of the line.
+_TO = r"\0(?:[kKM]|it)?[ ]{0,2}/[ ]{0,8}\0"
+_NO_TEXT = r"(?!\.\w|[A-Za-z])"
+_NAMED_EPOCH = re.compile(
+    r"[^\0]*(?<![\w/.-])(?<!per )(?<!over )(?:epoch|ep(?:\.|(?=[^\w\0])))(?:\(\w{1,20}\))?[\s:=#\[(]{0,6}\0",
+    re.IGNORECASE,
+)
 _EPOCH = re.compile(
-    r"(?<![\w/.-])(?<!per )(?<!over )(?:epoch|ep(?:\.|(?=\W)))(?:\(\w{1,20}\))?[\s:=#\[(]{0,6}$", re.IGNORECASE
+    rf"{_NAMED_EPOCH.pattern}{_NO_TEXT}"
+    # `1epoch:train: `, `1/3 * Epoch (train): `, `Train: 3 [ 100/ 400]`, `[3/10][10/100]`
+    rf"|[^\0]*\0(?-i:epoch[: ])|[^\0\x01]*{_TO} \* (?-i:Epoch) |[^\w\0\x01]{{0,10}}train(?:ing)?:\s\0\s{{1,4}}\["
+    rf"|[^\0]*\[{_TO}\]\s?\[\s{{0,8}}{_TO}",
+    re.IGNORECASE,
+)
+# `[1,  2000] loss: 2.2`
+_EPOCH_AND_BATCH = re.compile(r"\s*[\[(]\s*\0,\s*\0[\])]")
+# Of a bar, too: `100% 235/235 [00:10<00:00`
+_PERCENTAGE = re.compile(r"[^\0]*(?:\0%\||\(\0%|\0%[^\0]*\0/\0 \[)")
+_TIME = re.compile(r"[^\0]*\0:\0(:\0)?")
+# `[3] loss: 2.2`, `100: loss`, `Round 3 | loss`
+_LEADING_COUNT = re.compile(
+    r"\s*\[\s*\0\](?=[\s\0]|$)|\s*\0:(?!\d)|[^\w\0]{0,10}(?P<word>[^\W\d_]{2,15})\s?[#:]?\s?\0\s?(?:[:|,\])]|-(?!\d))"
 )
 _EPOCH_WORD = re.compile("epoch", re.IGNORECASE)
 _STEP = re.compile(
@@ -63,8 +83,6 @@ _NUM_STEPS = re.compile(r"[A-Za-z]{2,12} steps\W{1,4}$", re.IGNORECASE)
 _GLOBAL_STEPS = frozenset(
     {"global_step", "num_updates", "total_timesteps", "num_env_steps", "num_timesteps", "current_steps"}
 )
-_LEADING_MODE = re.compile(r"\W{0,10}train(?:ing)?:\s$", re.IGNORECASE)
-_LEADING_WORD = re.compile(r"\W{0,10}(?P<word>[^\W\d_]{2,15})\s?[#:]?\s?$")
 _NO_POSITIONS = frozenset({"gpu", "rank", "worker", "device", "node", "cuda", "fold", "layer", "class", "world", "pid"})
 # `Max accuracy: 72.1%` was there before.
 _RECAP = re.compile(
@@ -119,15 +137,9 @@ Context = Literal["", "record", "block"]
 """What lines before a line said: a step or an epoch, or it is in a block below such a heading and may have any name."""
 
 
-class Role(Enum):
-    """What a number of a line is."""
-
-    OTHER = 0
-    POSITION = 1
-    """A position, its total, a percentage or a time."""
-    VALUE = 2
-    MORE = 3
-    """A deviation, an average or a further element of the value before it."""
+Role = Literal["other", "position", "value", "more"]
+"""What a number of a line is: a `position` is also a total, a percentage or a time, `more` a deviation, an average or a
+further element of the value before it."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +201,7 @@ class _PlanMaker:
         self._right = texts[1:]
         self._units = [match[0] if (match := _UNIT.match(text)) else "" for text in self._right]
         self._left = [text[len(unit) :] for text, unit in zip(texts, ["", *self._units], strict=True)]
-        self._roles = [Role.OTHER] * self._count
+        self._roles: list[Role] = ["other"] * self._count
         self._plan, self._names = Plan(), LineNames()
         self._added: set[str] = set()
         self._results: list[str] = []
@@ -204,9 +216,9 @@ class _PlanMaker:
     def make(self, context: Context) -> Plan:
         self._find_positions()
         for number in range(self._count):
-            if self._roles[number] is Role.OTHER:
+            if self._roles[number] == "other":
                 self._read_value(number)
-            elif self._roles[number] is Role.POSITION:
+            elif self._roles[number] == "position":
                 # `Epoch(val)` says what the values were measured on.
                 left = _NUM_STEPS.sub("", self._left[number])
                 self._others.append(_STEP.sub("", _EPOCH_WORD.sub("", left)))
@@ -223,86 +235,54 @@ class _PlanMaker:
     # Positions
 
     def _find_positions(self) -> None:
-        preferred: list[list[StepNumber]] = [[], [], [], []]
+        ranked: list[tuple[int, StepNumber]] = []
         number = 0
         while number < self._count:
-            number += self._read_position(number, preferred)
-        self._plan.steps = [position for positions in preferred for position in positions]
-        if self._plan.epoch is not None:
-            # `Epoch 3 | Steps: 4` tells how many steps an epoch has.
-            self._plan.steps = [each for each in self._plan.steps if not each.is_plural or each.total is not None]
+            number += self._read_position(number, ranked)
+        # `Epoch 3 | Steps: 4` tells how many steps an epoch has.
+        self._plan.steps = [
+            position
+            for _, position in sorted(ranked, key=itemgetter(0))
+            if self._plan.epoch is None or not position.is_plural or position.total is not None
+        ]
 
-    def _read_position(self, number: int, preferred: list[list[StepNumber]]) -> int:
+    def _read_position(self, number: int, ranked: list[tuple[int, StepNumber]]) -> int:
         """Take a number as a position, if it is one, and return how many numbers were read."""
         left, right = self._left[number], self._right[number]
         total = number + 1 if "/" in right and number + 1 < self._count and _OF.match(right) else None
         has_name = left.rstrip(_BEHIND_POSITION).lower().endswith(_POSITION_ENDS)
         if number and total is None and not has_name and right[:1] not in ("", ":", "%", "e", "i", "b"):
             return 1
+        text = ("\x01" if number else "") + "\0".join([left, *self._right[number : number + 4]])
         length, scale = 2 if total is not None else 1, SCALES.get(right[:1], 1.0) if not right[1:2].isalpha() else 1.0
-        if number == 0 and self._is_epoch_and_batch():
+        step = _STEP.search(left) if has_name else None
+        if number == 0 and _EPOCH_AND_BATCH.match(text):
             self._plan.epoch, length = 0, 2
-            preferred[1].append(StepNumber(1))
-        elif right == ":" and number + 1 < self._count and not (_EPOCH.search(left) or _STEP.search(left)):
-            # A time.
-            length = 3 if self._right[number + 1] == ":" and number + 2 < self._count else 2
-        elif right.startswith("%|") or (right.startswith("%") and (left.endswith("(") or self._is_before_bar(number))):
+            ranked.append((1, StepNumber(1)))
+        elif (time := _TIME.match(text)) is not None and not (step or _NAMED_EPOCH.match(text)):
+            length = 3 if time[1] else 2
+        elif _PERCENTAGE.match(text):
             length = 1
-        elif self._plan.epoch is None and self._is_epoch(number, total):
+        elif self._plan.epoch is None and _EPOCH.match(text):
             self._plan.epoch = number
-        elif (step := _STEP.search(left)) is not None and (scale > 1 or not _NO_COUNT.match(right)):
+        elif step is not None and (scale > 1 or not _NO_COUNT.match(right)):
             name = step["name"].lower().replace(" ", "_")
             is_plural = name.endswith("steps") and name not in _GLOBAL_STEPS
             counts_to = -1 if total is None and name == "batch" else total
             position = StepNumber(number, counts_to, scale, name, is_plural)
-            preferred[0 if name in _GLOBAL_STEPS else 1 + is_plural].append(position)
+            ranked.append((0 if name in _GLOBAL_STEPS else 1 + is_plural, position))
         elif total is not None and self._right[total].startswith(" correct"):
             return length
         elif total is not None and (self._is_free(left) or self._right[total].startswith((" [", "it ["))):
-            preferred[1 if left.endswith("[") else 2].append(StepNumber(number, total, scale))
+            ranked.append((1 if left.endswith("[") else 2, StepNumber(number, total, scale)))
         elif right.startswith(("it [", "batch:")):
-            preferred[2].append(StepNumber(number, -1))
-        elif number == 0 and left.strip() == "[" and re.match(r"\](?:\s|$)", right):
-            preferred[2].append(StepNumber(number))
-        elif number == 0 and _is_leading_count(left, right):
-            preferred[3].append(StepNumber(number))
+            ranked.append((2, StepNumber(number, -1)))
+        elif number == 0 and (count := _LEADING_COUNT.match(text)) is not None and _may_count(count["word"] or ""):
+            ranked.append((2 if left.strip() == "[" else 3, StepNumber(number)))
         else:
             return 1
-        self._roles[number : number + length] = [Role.POSITION] * length
+        self._roles[number : number + length] = ["position"] * length
         return length
-
-    def _is_epoch(self, number: int, total: int | None) -> bool:
-        left, right = self._left[number], self._right[number]
-        if _EPOCH.search(left) is not None:
-            return _NO_COUNT.match(right) is None
-        # `1epoch:train: `
-        if right.startswith(("epoch:", "epoch ")):
-            return True
-        # `1/3 * Epoch (train): `
-        if number == 0 and total is not None and self._right[total].startswith(" * Epoch "):
-            return True
-        # `Train: 3 [ 100/ 400]`
-        if number == 0 and _LEADING_MODE.match(left) and re.match(r"\s{1,4}\[", right):
-            return True
-        # `[3/10][10/100]`
-        if total is None or not left.endswith("[") or total + 1 >= self._count:
-            return False
-        return re.fullmatch(r"\]\s?\[\s{0,8}", self._right[total]) is not None and bool(
-            _OF.match(self._right[total + 1])
-        )
-
-    def _is_epoch_and_batch(self) -> bool:
-        """Whether a line begins as `[1,  2000] loss: 2.2`."""
-        return (
-            self._count > 1
-            and self._left[0].strip() in ("[", "(")
-            and re.fullmatch(r",\s*", self._right[0]) is not None
-            and self._right[1].startswith(("]", ")"))
-        )
-
-    def _is_before_bar(self, number: int) -> bool:
-        """Whether a percentage is that of a bar: `100% 235/235 [00:10<00:00`."""
-        return number + 2 < self._count and self._right[number + 1] == "/" and self._right[number + 2].startswith(" [")
 
     def _is_free(self, left: str) -> bool:
         """Whether a fraction is no value of a name, and not in parentheses behind one."""
@@ -317,16 +297,12 @@ class _PlanMaker:
 
     def _read_value(self, number: int) -> None:
         left, right = self._left[number], self._right[number]
-        if (
-            number
-            and self._roles[number - 1] in (Role.VALUE, Role.MORE)
-            and left.strip(" [,") in ("", "(", *_DEVIATIONS)
-        ):
-            self._roles[number] = Role.MORE
-            if left.strip() == "(" and self._roles[number - 1] is Role.VALUE and self._plan.pairs:
+        if number and self._roles[number - 1] in ("value", "more") and left.strip(" [,") in ("", "(", *_DEVIATIONS):
+            self._roles[number] = "more"
+            if left.strip() == "(" and self._roles[number - 1] == "value" and self._plan.pairs:
                 self._plan.averages.append((self._plan.pairs[-1][0], number))
             return
-        if number and self._roles[number - 1] is Role.POSITION and left.strip() in (":", "="):
+        if number and self._roles[number - 1] == "position" and left.strip() in (":", "="):
             # `Loss (for one batch) at step 100: 3`
             text, matched = _AT_POSITION.subn("", _INSERTION.sub("", "".join(self._left[:number])))
             if matched:
@@ -353,7 +329,7 @@ class _PlanMaker:
             base = without_source(before)
             words = [words[0], base] if base not in ("", before) else words
         self._label = self._label if self._label is not None else " | ".join(self._others)
-        self._roles[number] = Role.VALUE
+        self._roles[number] = "value"
         name = self._names.add(words, self._heading, self._group)
         if not (is_position(name) or _SOURCE_FILE.search(name)) and name not in self._added:
             self._added.add(name)
@@ -363,8 +339,8 @@ class _PlanMaker:
         if self._units[number] in _RESULT_UNITS:
             self._results.append(name)
         is_share = "/" in self._right[number] and number + 1 < self._count and _OF.match(self._right[number])
-        if is_share and self._roles[number + 1] is Role.OTHER:
-            self._roles[number + 1] = Role.MORE
+        if is_share and self._roles[number + 1] == "other":
+            self._roles[number + 1] = "more"
             if is_result(name):
                 self._plan.ratios.append((name, number, number + 1))
         else:
@@ -377,7 +353,7 @@ class _PlanMaker:
             return True
         if len(words) > 1:
             return False
-        if not rest.strip() and number and self._roles[number - 1] in (Role.VALUE, Role.MORE):
+        if not rest.strip() and number and self._roles[number - 1] in ("value", "more"):
             return True
         is_whole = _HARD_START.match(self._left[number + 1]) is not None
         label = rest.rstrip(" ")
@@ -409,14 +385,9 @@ class _PlanMaker:
         plan.is_heading = is_terse and not self._has_bar and (has_named_position or bool(source))
 
 
-def _is_leading_count(left: str, right: str) -> bool:
-    """Whether a line begins with a count, such as `100: loss` or `Round 3 | loss`."""
-    if not left.strip():
-        return re.match(r":(?!\d)", right) is not None
-    word = _LEADING_WORD.match(left)
-    if word is None or re.match(r"\s?(?:[:|,\])]|-(?!\d))", right) is None:
-        return False
-    return word["word"].lower() not in _NO_POSITIONS and not is_result(word["word"])
+def _may_count(word: str) -> bool:
+    """Whether a word before the first number of a line names no process, and no result."""
+    return word.lower() not in _NO_POSITIONS and not is_result(word)
 
 
 def _scale_of(unit: str, right: str) -> float | None:
