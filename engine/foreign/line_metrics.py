@@ -240,14 +240,11 @@ class LineParser:
             return float(text)
         except ValueError:
             pass
-        if "," in text:
-            if "." not in text and (self._has_decimal_commas or _THOUSANDS.fullmatch(text) is None):
-                self._has_decimal_commas = True
-                return float(text.replace(",", "."))
-            text = text.replace(",", "")
-        if "#" in text:
-            return math.inf if "INF" in text.upper() else math.nan
-        return float(text.partition("(")[0])
+        may_be_decimal = text.count(",") == 1 and "." not in text
+        is_decimal = may_be_decimal and (self._has_decimal_commas or _THOUSANDS.fullmatch(text) is None)
+        self._has_decimal_commas = self._has_decimal_commas or is_decimal
+        number = parse_number(text.replace(",", "." if is_decimal else ""))
+        return math.nan if number is None else number
 
     def _parse_object(self, stripped: str) -> ParsedLine | None:
         """Return the numbers of an object of JSON or Python. The text before it may have a position."""

@@ -302,6 +302,7 @@ def test_pair_is_found_with_its_value_in_any_form(
     [
         ("loss: 0,523", {"loss": 0.523}),
         ("loss: 1,234.5", {"loss": 1234.5}),
+        ("loss: 0,123,456", {"loss": 123456}),
         ("step 2k loss 0.5", {"loss": 0.5}),
         ("[5]\ttrain-auc:0.9+0.01\ttest-auc:0.8+0.02", {"train-auc": 0.9, "test-auc": 0.8}),
         ("[D loss: 0.6] [G loss: 1.2]", {"d_loss": 0.6, "g_loss": 1.2}),
