@@ -66,7 +66,6 @@ _FILLERS = frozenset({"avg", "average", "mean", "current", "running"})
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
-@lru_cache(maxsize=2048)
 def folded(name: str) -> str:
     """Return a name in lower case, with `_` between the words of camel case."""
     return name if name.islower() else _CAMEL.sub("_", name).lower()
@@ -154,9 +153,11 @@ def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = Fals
 
 def source_of(text: str) -> str:
     """Return what a text says that values were measured on: train, val, test, eval, or "" if it does not."""
+    if _SOURCES.search(text) is None:
+        return ""
     found = [match.lastgroup or "" for match in _SOURCES.finditer(text)]
     # `Evaluating train: `
-    return next((source for source in found if source != "eval"), found[0] if found else "")
+    return next((source for source in found if source != "eval"), found[0])
 
 
 def source_of_row(texts: Mapping[str, object]) -> str:
@@ -192,7 +193,7 @@ class LineNames:
     def add(self, words: Sequence[str], heading: str, group: str = "") -> str:
         """Return the name that some words are. `heading` is a source that was named before them: `val: loss=3`. A name
         that was there before has its `group`: `loss[loss=3], tot_loss[loss=3]`."""
-        kept = [word for word in words if word.lower() not in _FILLERS] or list(words)
+        kept = [word for word in words if word.lower() not in _FILLERS] or words
         name = joined(kept)
         own = source_of(" ".join(kept[:-1])) if len(kept) > 1 else ""
         if own:

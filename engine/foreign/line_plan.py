@@ -107,6 +107,7 @@ _RESULT_UNITS = frozenset({"", "%", " %", "k", "K", "M", "x"})
 # What makes a number something else: a path, a version, a date, an operator of code.
 _NO_NUMBER = re.compile(r"\w|, ['\"]|[/:+^=<>-](?=\w)|\.\w|[ \t]{0,4}[*^](?=\s?[A-Za-z_(])|\s{0,2}-{1,2}>")
 _DEVIATIONS = frozenset({"+", "±", "+/-", "+-"})
+_CONTINUATIONS = _DEVIATIONS | {"", "("}
 
 # What is between a name and its number, from the end.
 _OPENER = re.compile(r"[\[(]{0,2}(?:(?:\w{1,20}\.)?(?:tensor|float\d{1,3}|int\d{1,3}|Array)\()?$")
@@ -297,7 +298,7 @@ class _PlanMaker:
 
     def _read_value(self, number: int) -> None:
         left, right = self._left[number], self._right[number]
-        if number and self._roles[number - 1] in ("value", "more") and left.strip(" [,") in ("", "(", *_DEVIATIONS):
+        if number and self._roles[number - 1] in ("value", "more") and left.strip(" [,") in _CONTINUATIONS:
             self._roles[number] = "more"
             if left.strip() == "(" and self._roles[number - 1] == "value" and self._plan.pairs:
                 self._plan.averages.append((self._plan.pairs[-1][0], number))

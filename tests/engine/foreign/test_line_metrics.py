@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.foreign.line_metrics import MAX_LINE_LENGTH, MAX_NUMBERS, LineParser, ParsedLine
-from engine.foreign.line_names import is_result
+from engine.foreign.line_names import is_held_out, is_position, is_result
 from engine.foreign.output_metrics import OutputMetrics
 
 STAMP = "2026-11-27 22:25:22,123"
@@ -144,6 +144,23 @@ def values_of(text: str) -> dict[str, float] | None:
 )  # fmt: skip
 def test_lines_of_trainers_have_metrics(text: str, expected: ParsedLine) -> None:
     assert parse_line(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("loss_weight", (False, False, False)),
+        ("cross-entropy", (True, False, False)),
+        ("Acc@1", (True, False, False)),
+        ("valAcc", (True, True, False)),
+        ("vallossy", (False, False, False)),
+        ("valid/max_steps", (False, True, True)),
+        ("loss_per_epoch", (True, False, False)),
+        ("num_epochs", (False, False, True)),
+    ],
+)
+def test_words_of_a_name_say_what_it_is(name: str, kinds: tuple[bool, bool, bool]) -> None:
+    assert (is_result(name), is_held_out(name), is_position(name)) == kinds
 
 
 @pytest.mark.parametrize("text", ["loss: nan", "{'loss': nan}", '{"loss": NaN}', "loss=inf", "loss=-inf, step=3"])

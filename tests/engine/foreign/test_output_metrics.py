@@ -222,6 +222,17 @@ def test_lines_of_one_shape_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(points) == 1800 and len(made) <= 2
 
 
+def test_objects_of_one_shape_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = line_metrics.parse_json_object
+    monkeypatch.setattr(line_metrics, "parse_json_object", lambda text: parsed.append(text) or parse(text))
+    lines = [f"{{'loss': {step / 8}, 'lr': 1e-4, 'step': {step}, 'done': False}}" for step in range(9)]
+    assert steps_of(*lines) == [(step, step / 8) for step in range(9)] and len(parsed) == 1
+    # The numbers of the text are not those of the object.
+    assert steps_of(*(f"{{'loss': {step}, 'name': 'v 2'}}" for step in range(3))) == [(0, 0), (1, 1), (2, 2)]
+    assert len(parsed) == 4
+
+
 # Ranks
 
 
@@ -413,6 +424,7 @@ def test_box_is_a_record_whose_step_comes_last() -> None:
         ("E    #       LOSS TEXTCAT  SCORE", "  2      10          2.29   1.00", [("loss_textcat", 10), ("SCORE", 10)]),
         ("it: AP,AP50,AP75", "it: 37.9,58.8,41.0", [("AP", 0), ("AP50", 0), ("AP75", 0)]),
         ("epoch,loss,acc", "3,0.5,0.25", [("loss", 3), ("acc", 3)]),
+        ("train/loss,time/total_timesteps,time/fps", "0.5,512,99", [("train/loss", 512)]),
     ],
 )
 def test_rows_below_a_heading_have_its_names(heading: str, row: str, expected: list[tuple[str, int]]) -> None:
