@@ -61,7 +61,7 @@ ASKS = (b"Permission denied", b"Host key verification failed")
 # sshd may lock out who fails to log in again and again, so this waits for a person.
 _WAITS_FOR_PERSON = ASKS[0]
 _NOT_FOUND = 127  # exit code of a shell
-NO_RUNS = "its runs are unknown: the gputrain there is older"
+NO_RUNS = "its runs are unknown"  # an older gputrain does not follow them
 # GPUs come through stdout and runs through stderr: lines of two programs mix in one pipe, pipe(7).
 _SCRIPT = (
     'if command -v gputrain > /dev/null; then if [ -d "$1" ]; then set -- --runs-dir "$1"; else set --; fi; '
@@ -279,7 +279,7 @@ class _Link:
         """Take the runs among lines of stderr; others are words of ssh and of rc files."""
         for line in lines:
             if line == NO_RUNS.encode():
-                self._note, self._has_all_rows = NO_RUNS, True
+                self._note, self._has_all_rows = f"{NO_RUNS}: {failure_words(bytes(self._words), None)}", True
             elif line.startswith(b'{"format"'):
                 self._take_run(line)
             else:

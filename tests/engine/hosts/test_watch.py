@@ -123,11 +123,11 @@ def test_silent_host_becomes_stale_with_its_age(hosts: Hosts, monkeypatch: pytes
 
 
 def test_older_gputrain_still_says_its_gpus(hosts: Hosts) -> None:
-    program = "#!/bin/sh\n[ $1 = gpus ] || exit 2\ncat {folder}/gpus; exec sleep 9\n"
+    program = "#!/bin/sh\n[ $1 = gpus ] || {{ echo no --watch >&2; exit 2; }}\ncat {folder}/gpus; exec sleep 9\n"
     hosts.ssh.add_gputrain("lab1", program=program)
     hosts.follow("lab1")
     reading = hosts.reading(until=lambda reading: not reading.is_awaited)
-    assert (reading.state, reading.reason) == (HostState.OK, NO_RUNS)
+    assert (reading.state, reading.reason) == (HostState.OK, f"{NO_RUNS}: no --watch")
 
 
 @pytest.mark.parametrize(("version", "state"), [(2, HostState.OK), (0, HostState.OK), (3, HostState.DOWN)])
