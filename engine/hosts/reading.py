@@ -60,8 +60,8 @@ class HostReading:
     `snapshot` has its GPUs and their processes, None if it said nothing of them; those of a stale or lost host are
     stale, too. `rows` are its newest runs, whose folders are paths on that host, as soon as it `has_all_rows`.
     `age_s` are the whole seconds since its last word if the host is stale or down, None without one. `reason` says why
-    the host is stale or down, or what it lacks, such as a driver; often in the words of ssh. `must_ask` means that ssh
-    would ask for a password or for a new host key, see `HostWatch.ask`.
+    the host is stale or down, or what it lacks, such as a driver, escaped; often in the words of ssh. `must_ask` means
+    that ssh would ask for a password or for a new host key, see `HostWatch.ask`.
     """
 
     name: str

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from engine.hosts.channel import (
+    MAX_WORDS_CHARS,
     START_MARKER,
     HostUnreachableError,
     failure_words,
@@ -41,6 +42,7 @@ from engine.hosts.reading import (
 from engine.runs.run_row import RunRow
 from engine.utils.codec import InvalidRecordError
 from engine.utils.codec import replace as replace_record
+from engine.utils.text import printable
 
 FIRST_WORD_SECONDS = 15.0
 INTERVAL_SECONDS = 2  # between two samples of a host with gputrain
@@ -267,7 +269,7 @@ class _Link:
         self.reading = replace(
             self.reading,
             state=HostState.OK,
-            reason=snapshot.error or self._note,
+            reason=printable(snapshot.error or self._note)[:MAX_WORDS_CHARS],
             age_s=None,
             snapshot=snapshot,
             has_all_rows=self._has_all_rows or not has_gputrain,
@@ -293,7 +295,7 @@ class _Link:
         try:
             news = parse_run(line)
         except InvalidRecordError as error:
-            self._note = f"a run of it {error}"
+            self._note = printable(f"a run of it {error}")
             return
         if isinstance(news, RunRow):
             if news.name in self._rows or len(self._rows) < MAX_RUNS:
@@ -333,6 +335,7 @@ class _Link:
             age = time.monotonic() - self._heard_at
             age_s = int(age)
             snapshot = replace_record(snapshot, gpus=tuple(gpu.as_stale(age) for gpu in snapshot.gpus))
+        reason = printable(reason)[:MAX_WORDS_CHARS]
         self.reading = replace(self.reading, state=state, reason=reason, age_s=age_s, snapshot=snapshot)
 
     def disconnect(self, selector: selectors.BaseSelector) -> None:

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.text import Text
 
 from engine.hosts.channel import parse_hosts
 from engine.hosts.reading import HostReading, HostState, list_rows
@@ -16,12 +17,11 @@ from engine.hosts.watch import HostWatch
 from engine.runs.run_row import RunRow
 from engine.utils.codec import replace, to_builtins
 from engine.utils.exit_codes import ExitCode
-from engine.utils.text import list_names, printable
-from engine.utils.units import format_duration
+from engine.utils.text import list_names
 from tui.cli.console import is_read_for, json_line, print_json, table_console, until_unread
-
-if TYPE_CHECKING:
-    from rich.text import Text
+from tui.palette import BAD
+from tui.tables.hosts import state_text
+from tui.tables.processes import snapshot_lines
 
 WATCH_SECONDS = 1.0
 PATIENCE_SECONDS = 1.0
@@ -82,11 +82,6 @@ def _to_json(reading: HostReading) -> dict[str, Any]:
 
 def host_lines(readings: Sequence[HostReading], width: int, *, processes: bool) -> Iterator[Text]:
     """Yield the lines of the GPUs of hosts: those of each below its name, and why it says nothing."""
-    from rich.text import Text
-
-    from tui.palette import BAD
-    from tui.tables.processes import snapshot_lines
-
     for index, reading in enumerate(readings):
         if index:
             yield Text("")
@@ -96,15 +91,6 @@ def host_lines(readings: Sequence[HostReading], width: int, *, processes: bool) 
             # A host calls itself what it likes.
             snapshot = replace(reading.snapshot, host=reading.name)
             yield from snapshot_lines(snapshot, width, instances=True, processes=processes)
-
-
-def state_text(reading: HostReading) -> str:
-    """Return why a host does not answer or what it lacks, and how old its last word is."""
-    state = "no answer yet" if reading.state is HostState.CONNECTING else reading.state.value
-    parts = [] if reading.state is HostState.OK else [state]
-    parts += [printable(reading.reason)] if reading.reason else []
-    parts += [] if reading.age_s is None else [f"last word {format_duration(reading.age_s)} ago"]
-    return ", ".join(parts)
 
 
 def exit_unless_any(readings: Sequence[HostReading]) -> None:

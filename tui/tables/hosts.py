@@ -12,7 +12,7 @@ from rich.text import Text
 from engine.gpus.snapshot import Gpu, GpuProcess
 from engine.hosts.reading import HostReading, HostState
 from engine.show.table import Column, Line, fit
-from engine.utils.text import pluralize, printable
+from engine.utils.text import pluralize
 from engine.utils.units import format_age
 from tui.palette import ACCENT, BAD, FREE, MUTED, STRONG, WARNING
 from tui.phrases import FOLD_SIGNS, MARK, gpu_key, idle_note, is_free, is_idle, is_mine, short_name
@@ -76,14 +76,11 @@ class HostGroup:
     @property
     def trouble(self) -> str:
         """Why the host does not answer, and since when, or why it has no GPUs; empty if it has some."""
-        reading = self.reading
-        if self.is_awaited:
-            return "loading …" if self.is_here else "connecting …"
-        if reading.state is HostState.OK:
-            return "" if self.gpus else printable(reading.reason) or "no GPUs"
-        parts = [str(reading.state), *([printable(reading.reason)] if reading.reason else [])]
-        parts += [] if reading.age_s is None else [f"last word {format_age(reading.age_s)} ago"]
-        return ", ".join([*parts, *(["enter logs in"] if reading.must_ask else [])])
+        if self.is_awaited and self.is_here:
+            return "loading …"
+        if self.reading.state is HostState.OK:
+            return "" if self.gpus else state_text(self.reading) or "no GPUs"
+        return state_text(self.reading) + (", enter logs in" if self.reading.must_ask else "")
 
     def key_of(self, gpu: Gpu) -> str:
         """Return the key of a GPU in the list, that of the screen of GPUs on this host."""
@@ -93,6 +90,16 @@ class HostGroup:
     def key(self) -> str:
         """The key of the line of the host."""
         return f"{self.name}/"
+
+
+def state_text(reading: HostReading) -> str:
+    """Return why a host does not answer, and since when, or what it lacks; empty if it lacks nothing."""
+    if reading.state is HostState.CONNECTING:
+        return "connecting …"
+    parts = [] if reading.state is HostState.OK else [str(reading.state)]
+    parts += [reading.reason] if reading.reason else []
+    parts += [] if reading.age_s is None else [f"last word {format_age(reading.age_s)} ago"]
+    return ", ".join(parts)
 
 
 def _note(group: HostGroup) -> Line:
