@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from engine.launch.detached import LaunchedRun, start_detached
+from engine.utils.errors import UsageError
 
 FALLBACK_PROGRAM = "from tui import main; main()"
 
@@ -15,6 +17,16 @@ FALLBACK_PROGRAM = "from tui import main; main()"
 def launch_run(arguments: Sequence[str], runs_dir: Path) -> LaunchedRun:
     """Start `gputrain ARGUMENTS` in its own session. Raises UsageError if the command cannot be started."""
     return start_detached([*gputrain_command(), *arguments], runs_dir)
+
+
+def call_gputrain(arguments: Sequence[str], runs_dir: Path) -> str:
+    """Return what `gputrain ARGUMENTS` prints, with its messages first. Raises UsageError with them if it fails."""
+    command, environment = [*gputrain_command(), *arguments], os.environ | {"GPUTRAIN_RUNS": str(runs_dir)}
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment)  # noqa: S603 (ours)
+    text = (ended.stderr + ended.stdout).decode(errors="replace").strip()
+    if ended.returncode:
+        raise UsageError.one("", text.removeprefix("error: "), code="refused")
+    return text
 
 
 def gputrain_command() -> list[str]:

@@ -19,6 +19,7 @@ from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
 from engine.config.schema import Config, fields, first_sentence
 from engine.config.training_sections import BUILTIN_MODELS
 from engine.config.user_code import is_user_code
+from engine.hosts.channel import ANY_HOST
 from engine.utils.text import printable
 from tui.palette import ACCENT, BAD, MUTED, STRONG
 
@@ -46,6 +47,8 @@ BOOLEAN_CHOICES = ("false", "true")
 DEFAULT_CHOICE = "default"
 PRESET_KEY = "preset"
 NO_PRESET = "(none)"
+HOST_KEY = "host"
+THIS_HOST = "this host"
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,12 @@ class FormSection:
 def preset_field(presets: tuple[str, ...]) -> ConfigField:
     """Return the field that selects the base of the form."""
     return ConfigField(PRESET_KEY, "preset", "Initial values of all fields; F2 runs a command.", presets, is_main=True)
+
+
+def host_field(hosts: tuple[str, ...]) -> ConfigField:
+    """Return the field that says where the run starts."""
+    text = "Host on which the run starts. any takes the first one with free GPUs, else the shortest queue."
+    return ConfigField(HOST_KEY, "host", text, (THIS_HOST, ANY_HOST, *hosts), is_main=True)
 
 
 def form_sections() -> list[FormSection]:
@@ -155,7 +164,7 @@ def help_text(info: ConfigField, error: str = "", placeholder: str = "") -> Text
     if error:
         text.append(f"✗ {printable(error)}  ", BAD)
     text.append(info.label, STRONG)
-    if info.key != PRESET_KEY:
+    if info.key not in (PRESET_KEY, HOST_KEY):
         text.append(f"  {info.key}", ACCENT)
     text.append(f"  {info.summary}")
     default = placeholder or info.default

@@ -58,7 +58,9 @@ def gpu_use(snapshot: Snapshot | None) -> object:
     ]
 
 
-def plan_text(config: Config | None, problems: Sequence[Problem], result: FormCheckResult | None) -> Text:
+def plan_text(
+    config: Config | None, problems: Sequence[Problem], result: FormCheckResult | None, other_host: str = ""
+) -> Text:
     """Return the problems, the warnings and the plan of a run, one per line, the most urgent first."""
     lines = [Text(f"✗ {printable(str(problem))}", BAD) for problem in problems]
     if result is not None:
@@ -67,6 +69,8 @@ def plan_text(config: Config | None, problems: Sequence[Problem], result: FormCh
         lines += [Text(f"! {printable(warning)}", WARNING) for warning in warnings]
     if problems:
         lines.append(Text("The plan follows when all errors are fixed.", MUTED))
+    elif other_host:
+        lines.append(Text(f"{other_host}: the host checks it when it starts there", MUTED))
     elif config is None or result is None:
         lines.append(Text("Checking this host …", MUTED))
     else:

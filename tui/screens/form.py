@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,33 +17,42 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual import events, work
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.containers import Container
 from textual.timer import Timer
 
 from engine.config.schema import Config, as_dict
-from engine.gpus.snapshot import Snapshot
+from engine.config.settings import read_settings
 from engine.launch.preflight_process import PreflightResult
 from engine.runs.run_config import changed_values
-from engine.utils.errors import Problem
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN
 from tui.form.checks import FormChecker, FormCheckResult
-from tui.form.fields import NO_PRESET, PRESET_KEY, form_sections, help_text, preset_field
+from tui.form.fields import (
+    HOST_KEY,
+    NO_PRESET,
+    PRESET_KEY,
+    THIS_HOST,
+    ConfigField,
+    form_sections,
+    help_text,
+    host_field,
+    preset_field,
+)
 from tui.form.model import Form, form_from_run, load_last_form, next_run_name, save_last_form, validate_form
 from tui.form.plan import check_title, field_facts, form_title, gpu_use, plan_text
 from tui.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
+from tui.launcher import call_gputrain
 from tui.palette import MUTED
-from tui.phrases import common_name
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import (
-    MultiChoiceDialog,
     TextDialog,
     ask_to_share_gpus,
     confirm,
     problem_lines,
 )
-from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, gpu_choices, picked_gpus, preset_choices
+from tui.screens.form_rows import GPUS_KEY, KnownFacts, ask_gpus, field_rows, picked_gpus, preset_choices
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
 from tui.widgets.text_line import TextLine
@@ -82,6 +92,9 @@ class FormScreen(GputrainScreen):
         """The latest answer of the host; it is that of the current values if `_is_checked`."""
         self._is_checked = False
         self._facts: dict[str, str] = {}
+        self._host_field: ConfigField | None = None
+        """Where the run starts; None if the settings name no hosts."""
+        self._host = THIS_HOST
         self._gpu_use: object = None
         self._shown_check: object = None
 
@@ -94,6 +107,9 @@ class FormScreen(GputrainScreen):
         self._is_draft = self._run_config is None and self.form != Form.new()
         if picked := picked_gpus(self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids):
             self.form.set_value(GPUS_KEY, picked)
+        with suppress(UsageError):
+            if (hosts := read_settings().hosts) and self.gputrain_app.demo_notice is None:
+                self._host_field = host_field(hosts)
         self._saved = self.form.copy()
         self._preset = preset_field(preset_choices(self.form.base))
         with Container(id="form"):
@@ -149,6 +165,7 @@ class FormScreen(GputrainScreen):
         rows: list[FieldRow | Heading] = []
         if not query:
             rows.append(FieldRow(self._preset, self.form.base or NO_PRESET))
+            rows += [FieldRow(self._host_field, self._host)] if self._host_field is not None else []
         selected = "" if self.fields.selected is None else self.fields.selected.key
         return rows + field_rows(self._sections, self.form, known, query, show_all=show_all, selected_key=selected)
 
@@ -198,6 +215,8 @@ class FormScreen(GputrainScreen):
             if text not in self._preset.choices:
                 self._preset = preset_field(preset_choices(text))
             self.form = self.form.with_base(None if text == NO_PRESET else text)
+        elif key == HOST_KEY:
+            self._host = text
         else:
             self.form.set_value(key, text)
         self._is_checked = False
@@ -226,8 +245,11 @@ class FormScreen(GputrainScreen):
             self._check_timer.stop()
             self._check_timer = None
         config, self._problems = validate_form(self.form)
-        self._config, self._is_checked = config, False
-        if config is not None:
+        self._config, self._is_checked = config, self._is_elsewhere
+        if self._is_elsewhere:
+            self._checker.cancel()
+            self._result, self._facts = None, {}
+        elif config is not None:
             self._run_machine_checks(self._checker.begin(config), self.form.copy(), config, self._problems)
         if self._problems or self._result is None:
             self._show_check()
@@ -283,15 +305,21 @@ class FormScreen(GputrainScreen):
         else:
             self._show_state()
         if self._is_checked or problems or result is None:
-            self.show_line("#plan", plan_text(config, problems, result if self._is_checked else None))
+            other_host = self._host if self._is_elsewhere else ""
+            self.show_line("#plan", plan_text(config, problems, result if self._is_checked else None, other_host))
         self._show_command(None if self._problems else self._shell_command())
 
     def _show_command(self, command: str | None) -> None:
         """Show the command of a valid config, None if it is invalid."""
         self.show_line("#command", Text(UNKNOWN, MUTED) if command is None else Text(printable(command)))
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self._host != THIS_HOST
+
     def _command_arguments(self) -> list[str]:
-        return self.form.arguments_for(self._config or self.form.config(), self.gputrain_app.runs_dir)
+        words = self.form.arguments_for(self._config or self.form.config(), self.gputrain_app.runs_dir)
+        return [words[0], "--on", self._host, *words[1:]] if self._is_elsewhere else words
 
     def _shell_command(self) -> str:
         return shlex.join(["gputrain", *self._command_arguments()])
@@ -303,6 +331,9 @@ class FormScreen(GputrainScreen):
         if problems := self._all_problems():
             self.app.push_screen(problems_dialog(problems))
             return
+        if self._is_elsewhere:
+            self._start_elsewhere()
+            return
         config = changed_values(as_dict(self._config or self.form.config()))
         ask_to_share_gpus(self.app, self.gputrain_app, config, self._start)
 
@@ -311,6 +342,17 @@ class FormScreen(GputrainScreen):
         if self.gputrain_app.launch([*self._command_arguments(), "--headless"], begun=partial(save_last_form, started)):
             self._saved = started
             self.gputrain_app.picked_gpu_uuids.clear()
+
+    def _start_elsewhere(self) -> None:
+        started, words = self.form.copy(), self._command_arguments()
+
+        def show(answer: str) -> None:
+            self._saved = started
+            save_last_form(started)
+            self.gputrain_app.show_toast(f"Started {answer}")
+
+        self.gputrain_app.show_toast(f"Starting on {self._host} …")
+        self.act(partial(call_gputrain, words, self.gputrain_app.runs_dir), show, in_thread=True)
 
     def action_search(self) -> None:
         self.fields.start_search()
@@ -350,17 +392,3 @@ def problems_dialog(problems: Sequence[Problem]) -> TextDialog:
     """Return the dialog that says why a run is not started."""
     lines = problem_lines([(problem.label, printable(problem.message)) for problem in problems])
     return TextDialog(f"Not started: {pluralize(len(problems), 'error')} to fix", lines)
-
-
-def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str], None]) -> None:
-    """Choose the GPUs to train on; `value` is the current one of `device.gpus`. Pass another one to `use`."""
-    rows, selected, header = gpu_choices(snapshot, value)
-
-    def answer(picked: list[str] | None) -> None:
-        # A value such as `auto` selects no row, and stays as it is unless the selection is changed.
-        if picked is not None and picked != selected:
-            use(",".join(picked) or "cpu")
-
-    name = common_name(snapshot)
-    title = "GPUs to train on" if name is None else f"GPUs to train on: {name}"
-    app.push_screen(MultiChoiceDialog(title, rows, selected, header), answer)

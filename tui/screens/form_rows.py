@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
+from textual.app import App
 
 from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
@@ -14,6 +15,7 @@ from tui.form.fields import NO_PRESET, ConfigField, FormSection, is_relevant, op
 from tui.form.model import Form
 from tui.palette import MUTED
 from tui.phrases import common_name
+from tui.screens.dialogs import MultiChoiceDialog
 from tui.tables import styled
 from tui.tables.gpus import GpuRow, choice_columns, silence
 from tui.widgets.field_lines import FieldRow, Heading
@@ -103,6 +105,20 @@ def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[KeyedRow], list[st
     names = {name.strip() for name in value.split(",")}
     selected = [str(gpu.index) for gpu in snapshot.gpus if names & {str(gpu.index), gpu.uuid}]
     return rows, selected, [styled(table.header(MUTED))]
+
+
+def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str], None]) -> None:
+    """Choose the GPUs to train on; `value` is the current one of `device.gpus`. Pass another one to `use`."""
+    rows, selected, header = gpu_choices(snapshot, value)
+
+    def answer(picked: list[str] | None) -> None:
+        # A value such as `auto` selects no row, and stays as it is unless the selection is changed.
+        if picked is not None and picked != selected:
+            use(",".join(picked) or "cpu")
+
+    name = common_name(snapshot)
+    title = "GPUs to train on" if name is None else f"GPUs to train on: {name}"
+    app.push_screen(MultiChoiceDialog(title, rows, selected, header), answer)
 
 
 def picked_gpus(snapshot: Snapshot | None, picked_uuids: Collection[str]) -> str:

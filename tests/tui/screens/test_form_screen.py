@@ -10,11 +10,14 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.gpus.current_use import find_current_use
-from engine.utils.files import state_folder
+from engine.utils.files import settings_file, state_folder
+from support.gputrain_command import GPUTRAIN
 from support.messages import says
-from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, visible_text
+from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, toasts, visible_text, wait_until
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
+from support.servers.ssh_stand_in import SshStandIn
+from tui.form.fields import HOST_KEY
 from tui.form.model import Form, load_last_form, save_last_form
 from tui.screens.form import FormScreen
 from tui.screens.monitor import MonitorScreen
@@ -139,3 +142,27 @@ def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(tm
         assert form_of(pilot).form == last and title in visible_text(pilot, "#title")
 
     drive(real_app(tmp_path / "runs"), act)
+
+
+# Other hosts
+
+
+def test_form_starts_on_other_host_without_checks_of_this_one(
+    tmp_path: Path, ssh: SshStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_file()
+    settings.parent.mkdir(parents=True)
+    settings.write_text("hosts: [lab1, lab2]\n")
+    ssh.set_host("lab2", "echo Permission denied '(publickey).' >&2; exit 255")
+    monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [GPUTRAIN])
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, HOST_KEY, "lab2")
+        await type_into(pilot, "device.gpus", "7")
+        assert "lab2: the host checks it when it starts there" in visible_text(pilot, "#plan")
+        assert "gputrain run --on lab2 digits --gpus 7" in visible_text(pilot, "#command").replace("\n", "")
+        await press(pilot, "ctrl+s")
+        await wait_until(pilot, lambda: any("lab2: Permission denied" in toast for toast in toasts(pilot)))
+
+    drive(real_app(tmp_path / "runs"), act, (140, 40))
