@@ -53,8 +53,6 @@ FALLBACKS |= {character: written for written, characters in REPLACED.items() for
 # Bits of the dots of a Braille character from the top down, left and right column (Unicode 15, section 21.1).
 BRAILLE_COLUMNS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 CODEC_PREFIX = "gputrain_"
-# Writes a question mark for each cell of what the encoding lacks: an escape takes up to ten cells.
-CELLS_HANDLER = "gputrain_cells"
 
 
 def _braille_fallback(dots: int) -> str:
@@ -132,14 +130,5 @@ def _find_codec(name: str) -> codecs.CodecInfo | None:
     )
 
 
-def _write_cells(error: UnicodeError) -> tuple[str, int]:
-    from rich.cells import cell_len
-
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "?" * cell_len(error.object[error.start : error.end]), error.end
-
-
 FALLBACKS |= {chr(0x2800 + dots): _braille_fallback(dots) for dots in range(256)}
 codecs.register(_find_codec)
-codecs.register_error(CELLS_HANDLER, _write_cells)

@@ -14,8 +14,6 @@ from tui.palette import ANSI, DARK, PALETTES, Palette
 THEME_FILE = "theme.json"
 # Values of TERM that some terminals of more than 16 colors have, too; these set COLORTERM.
 AMBIGUOUS_TERMS = ("xterm", "screen")
-# What tcsh sets where TERM is missing.
-UNKNOWN_TERM = "unknown"
 
 
 class ThemeChoice(FileRecord, frozen=True, kw_only=True):
@@ -84,13 +82,9 @@ def textual_theme(palette: Palette) -> Theme:
 
 def settle_terminal_type() -> None:
     """Correct what the environment says of the terminal, before rich reads it."""
-    term = os.environ.get("TERM", "")
-    if term in BASIC_TERMS:
+    if os.environ.get("TERM") in BASIC_TERMS:
         # Rich believes it, whatever TERM is.
         os.environ.pop("COLORTERM", None)
-    elif term == UNKNOWN_TERM:
-        # Rich takes 80 x 25 cells for the size of a terminal of this type.
-        os.environ["TERM"] = "xterm"
 
 
 def initial_palette() -> Palette:

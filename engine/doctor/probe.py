@@ -25,7 +25,6 @@ def torch_info() -> TorchInfo:
     info = TorchInfo(
         torch=torch.__version__,
         cuda=torch.version.cuda,
-        gloo=dist.is_available() and dist.is_gloo_available(),
         nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
     )
     try:

@@ -27,7 +27,6 @@ class TorchInfo(Record, frozen=True, kw_only=True):
 
     torch: str | None = None
     cuda: str | None = None
-    gloo: bool = False
     nccl: str | None = None
     torchvision: str | None = None
     errors: dict[str, str] = field(default_factory=dict)
@@ -84,15 +83,6 @@ def torch_checks(torch_info: TorchInfo) -> Iterator[Check]:
             "torch",
             "ok",
             f"{torch_info.torch}, works with torchvision {torch_info.torchvision}",
-        )
-    if not torch_info.gloo:
-        yield Check(
-            "torch",
-            "gloo",
-            "problem",
-            "this build of torch has no Gloo backend",
-            "install torch from PyPI",
-            code="wrong-version",
         )
 
 

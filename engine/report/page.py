@@ -29,7 +29,7 @@ from engine.report.lines import (
     shortened,
 )
 from engine.report.plot import MARK, METADATA, X_LABELS
-from engine.report.sections import Table, class_section, data_uri, short_name
+from engine.report.sections import Table, class_section, data_uri
 from engine.runs.comparison import (
     MAX_REPORTED_RUNS,
     Comparison,
@@ -255,7 +255,7 @@ def difference_table(comparison: Comparison) -> Table[int]:
     def cell(key: str, values: Sequence[object], row: int) -> str:
         if not has_key(comparison.runs[row], key):
             return UNKNOWN
-        return short_name(format_value(values[row]) or "none")
+        return shortened(format_value(values[row]) or "none")
 
     heads = [Column[int]("name", "run", lambda row: comparison.runs[row].name)]
     heads += [Column(each.key, each.key, partial(cell, each.key, each.values)) for each in comparison.differences]

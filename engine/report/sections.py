@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
 from engine.config.tasks import TASK_FACTS, per_output_mode
-from engine.report.lines import OwnRun, ReportedRun
+from engine.report.lines import OwnRun, ReportedRun, shortened
 from engine.runs.evaluations import (
     ConfusionCounts,
     finite_points,
@@ -45,7 +45,6 @@ from engine.utils.units import (
 MAX_GPUS, MAX_HOSTS = 64, 16
 MAX_FIGURES, MAX_PARAMETERS = 100, 300
 MAX_VALUE_CHARACTERS = 400
-MAX_NAME_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]
     if isinstance(run, OwnRun) and started is None:
         return []
     known = [
-        (short_name(metric.label), format_metric(metric, value))
+        (shortened(metric.label), format_metric(metric, value))
         for metric in metrics
         if (value := metric.of_run(run.row.record)) is not None
         and (metric.taken is not Taken.NOW or (metric.key == "step" and started is None))
@@ -106,11 +105,6 @@ def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]
         "classes": started.classes,
     }
     return [*known, *((name, format_count(count)) for name, count in counts.items())]
-
-
-def short_name(name: str) -> str:
-    """Return a name of bounded length."""
-    return name if len(name) <= MAX_NAME_CHARACTERS else name[: MAX_NAME_CHARACTERS - 1] + "…"
 
 
 def value_text(value: Any) -> str:
@@ -152,7 +146,7 @@ def config_changes(run: ReportedRun) -> Table[tuple[str, Any, Any]]:
     """Return the config keys that differ from their defaults, or the parameters of a foreign run, sorted by key."""
     config, defaults = run.row.config or {}, default_values()
     if not isinstance(run, OwnRun):
-        rows = [(short_name(key), value, None) for key, value in sorted(config.items())]
+        rows = [(shortened(key), value, None) for key, value in sorted(config.items())]
         return Table(PARAMETER_COLUMNS, rows[:MAX_PARAMETERS], len(rows) - MAX_PARAMETERS)
     rows = [
         (key, value, defaults[key])
@@ -217,7 +211,7 @@ def class_section(run: OwnRun) -> ClassSection:
     counts, details = best.read_counts(), dict(best.details)
     if len(counts):
         details["images"] = tuple(counts.sum(1).tolist())
-    names = list(map(short_name, evaluations.classes))
+    names = list(map(shortened, evaluations.classes))
     known = class_rows(names, best.per_class, details)
     rows = [known[number] for number in worst_first(best.accuracies(), per_output_mode(facts))]
     table = Table(class_columns(evaluations.task, details), rows[:MAX_CLASSES], len(rows) - MAX_CLASSES)

@@ -11,7 +11,6 @@ from textual._border import BORDER_CHARS
 
 import tui
 from tui.characters import (
-    CELLS_HANDLER,
     FALLBACKS,
     draws_ascii,
     limit_characters,
@@ -72,7 +71,3 @@ def test_limited_stream_escapes_what_table_and_encoding_lack() -> None:
     assert limited("euc-jp", "│日…") == "|日~".encode("euc-jp")
     assert limited("utf-8", "│日\udc80", GPUTRAIN_CHARACTERS="ascii") == "|日\\udc80".encode()
     assert limited("iso8859-1", "│日", GPUTRAIN_CHARACTERS="utf-8") == "│日".encode()
-
-
-def test_limited_stream_of_the_screen_writes_as_many_cells() -> None:
-    assert limited("iso8859-1", "│é 日本e\u0301…", CELLS_HANDLER) == b"|\xe9 ????e~"

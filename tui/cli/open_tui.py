@@ -14,7 +14,7 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.root import runs_root
 from tui.app import GputrainApp
-from tui.characters import CELLS_HANDLER, limit_characters
+from tui.characters import limit_characters
 from tui.cli.terminal import plain_commands, require_terminal
 from tui.pollers.host import GpuPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
@@ -86,7 +86,8 @@ def run_app(app: GputrainApp) -> None:
     if sys.__stderr__ is None or not sys.__stderr__.isatty():
         # Textual draws on this stream; messages go to sys.stderr, which stays redirected.
         sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
-    limit_characters(sys.__stderr__, CELLS_HANDLER)
+    # An escape of what the encoding lacks would take up to ten cells.
+    limit_characters(sys.__stderr__, "replace")
     app.run()
 
 
