@@ -128,7 +128,7 @@ class Recorder:
         self._clock, self._recorded_at = clock, -math.inf
         self._recorded: tuple[RunState, str] | None = None
         """State and problem that were written last."""
-        self._has_started = False
+        self._has_started, self._early_usage = False, None  # type: bool, GpuEvent | None
         record = self._history_record()
         self._earlier_record = stored if self._command else None
         self._run_record = (
@@ -171,7 +171,8 @@ class Recorder:
 
     def _record(self, event: Event, listener: Listener) -> None:
         if isinstance(event, GpuEvent) and not self._has_started:
-            # It would belong to no session. The next one follows in seconds.
+            # It belongs to the session that starts, so it is recorded behind its start.
+            self._early_usage = event
             return
         if isinstance(event, FlushJournal):
             self._write_journal(self._journal.sync)
@@ -204,6 +205,9 @@ class Recorder:
                 self._show_last_warnings()
             if isinstance(event, SessionStarted):
                 self._has_started = True
+                if (early := self._early_usage) is not None:
+                    self._record(codec.replace(early, time=event.time), listener)
+                    self._early_usage = None
         self._report_recovery()
         self._record_warnings()
 
