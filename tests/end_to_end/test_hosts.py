@@ -16,7 +16,8 @@ from engine.hosts.channel import HostUnreachableError, run_on
 from engine.hosts.reading import HostReading, HostState
 from engine.hosts.watch import HostWatch
 from engine.utils.wait import wait_until
-from support.gputrain_command import ROOT
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
+from support.gputrain_command import ROOT, isolated_gputrain, read_events
 from support.servers.ssh_server import SshServers, make_key
 
 pytestmark = pytest.mark.nightly
@@ -99,6 +100,21 @@ def test_killed_watch_leaves_no_process(servers: SshServers) -> None:
         time.sleep(1.0)
         os.kill(process.pid, signal.SIGKILL)
     assert wait_until(lambda: not sessions(servers), TIMEOUT_SECONDS)
+
+
+def test_two_runs_at_once_share_last_gpu_in_turn(servers: SshServers, gpu_host: FakeGpuHost, tmp_path: Path) -> None:
+    gpu_host.set_scene(gpu_line(0, util=0, used=0))
+    variables = " ".join(f"{name}={value}" for name, value in gpu_host.environment.items())
+    servers.stop("lab1")
+    servers.start("lab1", f"SetEnv PATH={os.environ['PATH']} {variables}")
+    for gputrain in isolated_gputrain(tmp_path / "work"):
+        line = ("run", "--on", "any:lab2,lab1", "--gpus", "free:1", "--", "sleep", "5")
+        started = [gputrain.start(*line) for _ in range(2)]
+        names = {process.communicate(timeout=100)[0] for process in started}
+        assert names == {"lab1:sleep-1\n", "lab1:sleep-2\n"}
+        assert gputrain("wait", "lab1:sleep-1", "lab1:sleep-2").returncode == 0
+        events = [event["type"] for name in ("sleep-1", "sleep-2") for event in read_events(gputrain.runs / name)]
+        assert events.count("waiting") == 1
 
 
 def sockets(servers: SshServers) -> list[Path]:
