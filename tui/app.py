@@ -246,7 +246,10 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
 
     def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None:
         """Show a toast at the top if it would cover the row that it speaks of, which is under the cursor."""
-        is_low = isinstance(self.focused, Lines) and self.focused.cursor_y > self.size.height // 2
+        is_low = (
+            isinstance(self.focused, Lines)
+            and self.focused.content_region.y + self.focused.cursor_y > self.size.height // 2
+        )
         self.screen.set_class(is_low, "-toasts-above")
         super().show_toast(message, timeout_s=timeout_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 from engine.show.readings import GpuReading
 from engine.show.table import GAP, NO_LIMIT, Column, fit
 from engine.utils.colors import without_colors
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import printable
 from tui.flags import WAITING_KEYS
@@ -210,29 +210,17 @@ class TextDialog(Dialog[None]):
         self.app.copy_to_clipboard(self._copied_text)
 
 
-class ConfigDialog(TextDialog):
-    """The stored config of a run; keys that differ from their defaults are marked."""
+def read_config_lines(path: Path) -> tuple[list[Text], str]:
+    """Return the stored config of a run, whose keys that differ from their defaults are marked, or why it cannot be
+    read; and its text. Imports the config schema, which takes a fifth of a second."""
+    from engine.config.yaml_io import MAX_CONFIG_BYTES
+    from tui.tables.config import config_lines
 
-    def __init__(self, name: str, path: Path) -> None:
-        super().__init__(f"Config of {printable(name)}", [Text("Loading …", MUTED)])
-        self._path = path
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        # The config schema takes a fifth of a second to import.
-        self.run_worker(self._load, thread=True)
-
-    def _load(self) -> None:
-        from engine.config.yaml_io import MAX_CONFIG_BYTES
-        from tui.tables.config import config_lines
-
-        try:
-            text = read_bytes(self._path, MAX_CONFIG_BYTES).decode(errors="replace")
-        except OSError as error:
-            problem = Problem("", f"The config cannot be read: {error.strerror}", code="not-readable")
-            self.app.call_from_thread(self.show, [Text(str(problem), BAD)])
-            return
-        self.app.call_from_thread(self.show, config_lines(text), text)
+    try:
+        text = read_bytes(path, MAX_CONFIG_BYTES).decode(errors="replace")
+    except OSError as error:
+        return [Text(f"The config cannot be read: {error.strerror}", BAD)], ""
+    return config_lines(text), text
 
 
 class HelpDialog(TextDialog):
@@ -311,6 +299,7 @@ def _wrap(line: str, width: int) -> list[Text]:
 
 
 MIN_HELP_COLUMNS = 20
+Row = TypeVar("Row")
 READING_COLUMNS: tuple[Column[GpuReading], ...] = (
     Column("label", "", lambda reading: reading.label),
     Column("unit", "", lambda reading: reading.unit),
@@ -325,25 +314,24 @@ def help_lines(groups: Mapping[str, Sequence[Key]], is_available: Callable[[str]
         Column("title", "", lambda row: row.title, style=lambda row: "" if is_available(row.action) else MUTED),
         Column("help", "", lambda row: row.help),
     ]
-    table = fit(columns, [key for group in groups.values() for key in group], NO_LIMIT)
-    indent = sum(table.widths[:2]) + 2 * len(GAP)
-    lines: list[Text] = []
-    for title, group in groups.items():
-        lines += [Text(""), Text(title, STRONG)] if lines else [Text(title, STRONG)]
-        for key in group:
-            first, *others = wrap_text(Text(key.help), max(width - indent, MIN_HELP_COLUMNS))
-            lines.append(styled(table.line(key, rest=("help", ((first.plain, MUTED),)))))
-            lines += [Text(" " * indent + other.plain, MUTED) for other in others]
-    return lines
+    return _wrapped_table(groups, columns, lambda key: key.help, width)
 
 
 def meaning_lines(readings: Sequence[GpuReading], width: int) -> list[Text]:
     """Return a heading, and the label, the unit and the meaning of each reading, wrapped to `width` columns."""
-    table = fit(READING_COLUMNS, readings, NO_LIMIT)
-    indent = sum(table.widths[:2]) + 2 * len(GAP)
-    lines = [Text("Readings", STRONG)]
-    for reading in readings:
-        first, *others = wrap_text(Text(reading.meaning), max(width - indent, MIN_HELP_COLUMNS))
-        lines.append(styled(table.line(reading, rest=("meaning", ((first.plain, MUTED),)))))
-        lines += [Text(" " * indent + other.plain, MUTED) for other in others]
+    return _wrapped_table({"Readings": readings}, READING_COLUMNS, lambda reading: reading.meaning, width)
+
+
+def _wrapped_table(
+    groups: Mapping[str, Sequence[Row]], columns: Sequence[Column[Row]], last: Callable[[Row], str], width: int
+) -> list[Text]:
+    """Return a table with a heading per group, whose last column is wrapped to what `width` leaves."""
+    table = fit(columns, [row for group in groups.values() for row in group], NO_LIMIT)
+    indent, lines = sum(table.widths[:-1]) + (len(columns) - 1) * len(GAP), list[Text]()
+    for title, group in groups.items():
+        lines += [Text(""), Text(title, STRONG)] if lines else [Text(title, STRONG)]
+        for row in group:
+            first, *others = wrap_text(Text(last(row)), max(width - indent, MIN_HELP_COLUMNS))
+            lines.append(styled(table.line(row, rest=(columns[-1].key, ((first.plain, MUTED),)))))
+            lines += [Text(" " * indent + other.plain, MUTED) for other in others]
     return lines

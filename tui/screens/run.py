@@ -39,7 +39,7 @@ from tui.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
 from tui.pollers.run import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
-from tui.screens.dialogs import ConfigDialog, LogDialog, TextDialog, confirm
+from tui.screens.dialogs import LogDialog, TextDialog, confirm, read_config_lines
 from tui.screens.host_panel import load_text
 from tui.screens.run_changes import RunChanges
 from tui.screens.run_layout import RANKS_PANEL, RunRoom
@@ -416,25 +416,25 @@ class RunScreen(ChartScreen):
         """Show the config of a training, else the parameters, and what is known of the run of a command.
 
         They are read in a thread."""
-        if self.is_training and self.folder is not None:
-            self.app.push_screen(ConfigDialog(self.folder.name, self.folder.config))
-            return
-        what, folder = "Parameters" if self.folder is None else "Command", self.folder
-        dialog = TextDialog(f"{what} of {self.name_of_run}", [Text("Loading …", MUTED)])
+        folder = self.folder
+        what = "Config" if self.is_training else "Parameters" if folder is None else "Command"
+        dialog = TextDialog(f"{what} of {printable(self.name_of_run)}", [Text("Loading …", MUTED)])
 
-        def read() -> list[Text]:
+        def read() -> tuple[list[Text], str]:
+            if self.is_training and folder is not None:
+                return read_config_lines(folder.config)
             parameters = self.poller.reader.parameters()
             lines = fact_lines({key: parameter_text(value) for key, value in parameters.items()})
             if folder is None:
-                return list(map(Text, lines or ["The run has no parameters in a known file"]))
+                return list(map(Text, lines or ["The run has no parameters in a known file"])), ""
             row = read_row(folder)
             facts = {} if row is None else run_facts(row, folder, NO_METRICS)
             facts.pop("parameters", None)
             about = [*map(Text, fact_lines(facts)), Text(""), Text("Parameters", STRONG)]
-            return [*about, *map(Text, lines or ["none found"])]
+            return [*about, *map(Text, lines or ["none found"])], ""
 
         self.app.push_screen(dialog)
-        self.act(read, dialog.show, in_thread=True)
+        self.act(read, lambda found: dialog.show(*found), in_thread=True)
 
     def action_metrics(self) -> None:
         """Show how the output of the run is read, and let the user change what its metrics are called."""

@@ -113,10 +113,6 @@ class FieldLines(Lines, can_focus=False):
         self._shown_width = width
         self.set_rows(lines, header, empty_text)
 
-    def cursor_row(self) -> int:
-        """Return the line of the widget's content on which the cursor is; outside of the content if scrolled away."""
-        return self._cursor - int(self.scroll_offset.y) + len(self._header)
-
     def visible_keys(self) -> list[str]:
         """Return the keys of the rows in view."""
         top = int(self.scroll_offset.y)

@@ -42,16 +42,8 @@ class FieldList(Container):
     class Selected(Message):
         """The cursor moved to a field."""
 
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
-
     class Activated(Message):
         """The user pressed enter on a field that is chosen in a dialog."""
-
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
 
     def __init__(
         self,
@@ -159,14 +151,14 @@ class FieldList(Container):
             entry.placeholder = "" if row is None else row.placeholder
             entry.show(self._shown_text)
             self._place_entry()
-        self.post_message(self.Selected(key))
+        self.post_message(self.Selected())
 
     def _place_entry(self) -> None:
         """Move the input over the value under the cursor, or over the line to search in."""
         entry, lines = self._entry, self._lines
         room = max(lines.text_width - VALUE_COLUMN, 1)
         width = room if self.searching else min(max(VALUE_COLUMNS, len(self._shown_text) + 2), room)
-        y = 0 if self.searching else lines.cursor_row()
+        y = 0 if self.searching else lines.cursor_y
         # The lines have a frame.
         offset = (VALUE_COLUMN + 1, y + 1)
         if (entry.styles.offset.x.value, entry.styles.offset.y.value) != offset:
@@ -272,7 +264,7 @@ class FieldList(Container):
         self._entry.show(self._query)
         self._on_search()
         self._place_entry()
-        self.post_message(self.Selected(""))
+        self.post_message(self.Selected())
 
     def _leave_search(self) -> bool:
         """Show all fields again. Return whether there was a search."""
@@ -301,7 +293,7 @@ class FieldList(Container):
         # The input selects its text until the user types. What was typed in full is not chosen from a list.
         typed = self._entry.value if self._entry.selection.is_empty else ""
         if self._key in self._dialog_keys():
-            self.post_message(self.Activated(self._key))
+            self.post_message(self.Activated())
         elif choices and (not typed or typed not in choices):
             self._open("")
         else:
@@ -347,7 +339,7 @@ class FieldList(Container):
         """Put the completions below the input, or above it where there is more room."""
         completions, total = self._completions, self.size.height
         width, rows = self._completions_size
-        y = self._lines.cursor_row() + 2
+        y = self._lines.cursor_y + 2
         below, above = total - y, y - 1
         up = below < min(rows, MAX_COMPLETION_ROWS) + 2 and above > below
         height = min(rows + 2, MAX_COMPLETION_ROWS + 2, above if up else below)

@@ -113,20 +113,12 @@ class Lines(ScrollView, can_focus=True):
             super().__init__()
             self.lines, self.key = lines, key
 
-        @property
-        def control(self) -> Lines:
-            return self.lines
-
     class Moved(Message):
         """The cursor is on another row."""
 
         def __init__(self, lines: Lines) -> None:
             super().__init__()
             self.lines = lines
-
-        @property
-        def control(self) -> Lines:
-            return self.lines
 
     def __init__(
         self,
@@ -192,8 +184,8 @@ class Lines(ScrollView, can_focus=True):
 
     @property
     def cursor_y(self) -> int:
-        """The line of the terminal with the row under the cursor."""
-        return self.content_region.y + len(self._header) + self._cursor * self._row_height - int(self.scroll_offset.y)
+        """The line of the content with the row under the cursor; outside of the content if it is scrolled away."""
+        return len(self._header) + self._cursor * self._row_height - int(self.scroll_offset.y)
 
     def set_rows(self, rows: Sequence[KeyedRow], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
         """Replace the rows; without rows, `empty_text` is shown. The cursor follows its row if that still exists."""

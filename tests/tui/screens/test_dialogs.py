@@ -12,7 +12,7 @@ from engine.runs.folder import RunFolder
 from support.screen.demo_app import demo_app, visible_text, wait_until
 from support.screen.screen_driver import drive, press
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.screens.dialogs import ConfigDialog, HelpDialog, LogDialog, confirm
+from tui.screens.dialogs import HelpDialog, LogDialog, TextDialog, confirm
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -78,7 +78,7 @@ def test_config_dialog_marks_changed_keys(demo_runs_folder: Path) -> None:
         await press(pilot, "G", "ctrl+y")
         assert copied == [RunFolder(demo_runs_folder / FINISHED_RUN).config.read_text()]
         await press(pilot, "enter")
-        assert not isinstance(pilot.app.screen, ConfigDialog)
+        assert not isinstance(pilot.app.screen, TextDialog)
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, SIZE)
 

@@ -117,6 +117,6 @@ def test_toast_never_covers_the_row_under_the_cursor(tmp_path: Path, key: str) -
         name = Path(str(lines.selected_key)).name
         pilot.app.show_toast(f"{name} cannot be resumed from here. " * 6)
         await wait_until(pilot, lambda: "cannot be resumed" in visible_text(pilot))
-        assert name in visible_text(pilot).splitlines()[lines.cursor_y]
+        assert name in visible_text(pilot).splitlines()[lines.content_region.y + lines.cursor_y]
 
     drive(real_app(tmp_path / "runs"), act, (60, 20), notifications=True)

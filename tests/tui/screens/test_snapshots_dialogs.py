@@ -16,7 +16,7 @@ from support.json_files import write_json
 from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_idle
 from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.screens.dialogs import ConfigDialog
+from tui.screens.dialogs import TextDialog
 
 REFUSAL = """warning: GPU 0 is also used by bob, with 11.0 GiB
 error: device.gpus: torch 2.14.1 cannot use GPU 0 (sm_30): it supports sm_75 and later
@@ -43,7 +43,7 @@ def test_config(snap_compare: Compare) -> None:
     async def open_config(pilot: Pilot[None]) -> None:
         await pilot.press("d")
         dialog = pilot.app.screen
-        assert isinstance(dialog, ConfigDialog)
+        assert isinstance(dialog, TextDialog)
         await wait_until(pilot, lambda: len(dialog._lines) > 1)
         await wait_until_idle(pilot)
 
