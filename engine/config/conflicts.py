@@ -30,6 +30,12 @@ from engine.utils.errors import Problem
 
 # Smallest positive alpha of mixup and CutMix: below it, the Beta distribution yields practically only 0 and 1.
 MIN_MIX_ALPHA = 1e-3
+# What `data.path` must name, by dataset.
+_NEEDED_PATHS = {
+    "csv": "a file of labels, such as labels.csv",
+    "webdataset": "its tar shards",
+    **dict.fromkeys((*IMAGE_FILE_DATASETS, "folder"), "the folder of the dataset"),
+}
 
 
 def config_conflicts(config: Config) -> Iterator[Problem]:
@@ -39,6 +45,14 @@ def config_conflicts(config: Config) -> Iterator[Problem]:
             missing = rule.is_missing
             yield Problem(rule.key, why, rule.advice, others=rule.others, is_missing=missing, code=rule.code)
     yield from torch_optimizer_problems(config.optim)
+
+
+def _lacks_path(config: Config) -> str:
+    """Return why the dataset needs a path; "" if it has one, or needs none."""
+    dataset = config.data.dataset
+    if (needed := _NEEDED_PATHS.get(dataset)) is None or config.data.default_path is not None:
+        return ""
+    return f"{dataset} needs {needed}; set data.path (--data-path)"
 
 
 def _streams_only(config: Config) -> str:
@@ -184,36 +198,7 @@ _CONFLICTS = (
         ),
         code="conflict",
     ),
-    Rule(
-        "data.path",
-        ("data.dataset",),
-        broken_if(
-            lambda config: config.data.path is None and config.data.dataset == "webdataset",
-            "webdataset needs its tar shards; set data.path (--data-path)",
-        ),
-        is_missing=True,
-        code="missing-value",
-    ),
-    Rule(
-        "data.path",
-        ("data.dataset",),
-        broken_if(
-            lambda config: config.data.default_path is None and config.data.dataset in (*IMAGE_FILE_DATASETS, "folder"),
-            "{data.dataset} needs the folder of the dataset; set data.path (--data-path)",
-        ),
-        is_missing=True,
-        code="missing-value",
-    ),
-    Rule(
-        "data.path",
-        ("data.dataset",),
-        broken_if(
-            lambda config: config.data.path is None and config.data.dataset == "csv",
-            "csv needs a file of labels; set data.path (--data-path), such as labels.csv",
-        ),
-        is_missing=True,
-        code="missing-value",
-    ),
+    Rule("data.path", ("data.dataset",), _lacks_path, is_missing=True, code="missing-value"),
     Rule(
         "task.name",
         ("data.dataset",),

@@ -44,10 +44,9 @@ def build_sampler(
     """Return the sampler of a rank for a source, with a batch size of `data.batch_size` per device. Raises UsageError
     if labels that it needs cannot be read."""
     counts = source.num_images("train"), source.num_images("val")
+    labels = None if config.data.sampler == "shuffle" else source.get_labels("train")
     sampler = build_sampler_from_counts(config, *counts, world_size, rank, devices_per_rank)
-    if config.data.sampler == "shuffle":
-        return sampler
-    return replace(sampler, balanced_labels=source.get_labels("train"))
+    return replace(sampler, balanced_labels=labels)
 
 
 def build_sampler_from_counts(

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -25,13 +26,11 @@ def reserve_device(selection: str, run: str, notify: Callable[[Problem], object]
     other users see. `notify` receives why no GPU is free or reserved, who shares it, and why it waits. Raises
     UsageError for several GPUs, and for one that does not exist or cannot be used.
     """
-    is_waiting = False
 
+    # Called again and again with the same reason.
+    @cache
     def notify_once(reason: str) -> None:
-        nonlocal is_waiting
-        if not is_waiting:
-            is_waiting = True
-            notify(Problem("", f"waiting: {reason}", code="gpu-in-use"))
+        notify(Problem("", f"waiting: {reason}", code="gpu-in-use"))
 
     check_one_device(selection)
     if selection == "cpu" or not torch.backends.cuda.is_built():

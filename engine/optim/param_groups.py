@@ -163,13 +163,11 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
         return timm_layers
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     layers: dict[str, int] = {}
-    layer, has_layer = 0, False
+    layer = -1
     for starts_layer, part in _iter_blocks(model, count_parameters(model) / 2):
-        if starts_layer and has_layer:
-            layer += 1
-        has_layer = has_layer or starts_layer
+        layer += starts_layer
         for parameter in part:
-            layers.setdefault(names[id(parameter)], layer)
+            layers.setdefault(names[id(parameter)], max(layer, 0))
     return layers
 
 

@@ -351,6 +351,6 @@ def lr_of_step(job: Job, num_devices: int, steps_per_epoch: int) -> Callable[[in
         scaling = lr_scaling_factor(config.optim, num_devices)
         return lambda step: scaling * lr_range.lr_at(step)
     peak_lr = scaled_lr(config.optim, num_devices)
-    is_own = is_user_code(config.schedule.name)
-    user_factor = load_user_schedule(config, steps_per_epoch).__getitem__ if is_own else None
-    return lambda step: peak_lr * lr_factor(config.schedule, step, steps_per_epoch, config.run.epochs, user_factor)
+    schedule, epochs = config.schedule, config.run.epochs
+    own = load_user_schedule(config, steps_per_epoch).__getitem__ if is_user_code(schedule.name) else None
+    return lambda step: peak_lr * lr_factor(schedule, step, steps_per_epoch, epochs, own)
