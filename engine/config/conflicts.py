@@ -47,14 +47,6 @@ def config_conflicts(config: Config) -> Iterator[Problem]:
     yield from torch_optimizer_problems(config.optim)
 
 
-def _lacks_path(config: Config) -> str:
-    """Return why the dataset needs a path; "" if it has one, or needs none."""
-    dataset = config.data.dataset
-    if (needed := _NEEDED_PATHS.get(dataset)) is None or config.data.default_path is not None:
-        return ""
-    return f"{dataset} needs {needed}; set data.path (--data-path)"
-
-
 def _streams_only(config: Config) -> str:
     """Return why `data.pipeline=memory` cannot hold the images of a folder or of shards; "" if it can."""
     key, data = key_of_original_size(config), config.data
@@ -198,7 +190,17 @@ _CONFLICTS = (
         ),
         code="conflict",
     ),
-    Rule("data.path", ("data.dataset",), _lacks_path, is_missing=True, code="missing-value"),
+    Rule(
+        "data.path",
+        ("data.dataset",),
+        lambda config: (
+            f"{config.data.dataset} needs {needed}; set data.path (--data-path)"
+            if (needed := _NEEDED_PATHS.get(config.data.dataset)) and config.data.default_path is None
+            else ""
+        ),
+        is_missing=True,
+        code="missing-value",
+    ),
     Rule(
         "task.name",
         ("data.dataset",),

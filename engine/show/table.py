@@ -185,15 +185,6 @@ def shorten_line(line: Line, width: int) -> Line:
     return tuple(spans)
 
 
-def pad_line(line: Line, width: int) -> Line:
-    """Shorten or pad a line to exactly `width` cells."""
-    blanks = width - line_width(line)
-    if blanks < 0:
-        line = shorten_line(line, width)
-        blanks = width - line_width(line)
-    return (*line, (" " * blanks, "")) if blanks else line
-
-
 def pad(text: str, width: int, align: Align = Align.LEFT, mode: Shorten = Shorten.END) -> str:
     """Shorten or pad a text to exactly `width` cells."""
     text = shorten(text, width, mode)

@@ -165,7 +165,11 @@ class BatchSizeTrials:
             seconds.append(time.perf_counter() - began)
         if data.image_format.val_size > data.image_format.size:
             # Larger images in evaluation can need more memory than a training step, although without gradients.
-            _evaluate(trainer, size)
+            model, shape = trainer.model, (size, data.image_format.channels, *2 * (data.image_format.val_size,))
+            model.network.eval()
+            with torch.no_grad(), model.autocast():
+                model.compute_logits(model.network, torch.rand(shape, device=trainer.device))
+            model.train()
         return min(seconds)
 
     def _release(self) -> None:
@@ -185,16 +189,6 @@ class BatchSizeTrials:
             del os.environ[name]
         for index in self._plan.device_indices(self._local_rank) if self._plan.on_gpu else ():
             torch.cuda.set_per_process_memory_fraction(1.0, index)
-
-
-def _evaluate(trainer: Trainer, batch_size: int) -> None:
-    """Run the network on a batch of random images as an evaluation does."""
-    data, model = trainer.data, trainer.model
-    shape = (batch_size, data.image_format.channels, *2 * (data.image_format.val_size,))
-    model.network.eval()
-    with torch.no_grad(), model.autocast():
-        model.compute_logits(model.network, torch.rand(shape, device=trainer.device))
-    model.train()
 
 
 def build_trial(

@@ -168,17 +168,12 @@ def run_range_test(trainer: Trainer, lr_range: LrRange, warnings: Sequence[Probl
             if data.position.step_in_epoch == data.sampler.steps_per_epoch:
                 trainer.begin_epoch(data.position.epoch + 1)
             train_step(trainer)
-            # The same loss on all ranks, so all of them end at the same step.
-            if curve.add(_mean_loss(trainer)):
+            # The same loss on all ranks, so all of them end at the same step. A host sync.
+            try:
+                [loss] = trainer.log.wait_pending()
+            except NonFiniteLossError:
+                loss = math.inf
+            if curve.add(loss if math.isfinite(loss) else math.inf):
                 break
         trainer.control.end_run("finished")
     return "finished"
-
-
-def _mean_loss(trainer: Trainer) -> float:
-    """Return the loss of the last step, averaged over the ranks; infinity if it is not finite. A host sync."""
-    try:
-        [loss] = trainer.log.wait_pending()
-    except NonFiniteLossError:
-        return math.inf
-    return loss if math.isfinite(loss) else math.inf
