@@ -174,7 +174,12 @@ class Watcher:
         threading.Thread(target=self._run, name="terminal-watcher", daemon=True).start()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        self.received = number
+        if self._counts(number):
+            self.received = number
+
+    def _counts(self, number: int) -> bool:
+        """Whether a signal ends the screen. Ctrl-C does not while another program has the terminal."""
+        return self._reading or number != signal.SIGINT
 
     def start_reading(self) -> None:
         """Read the terminal from now on."""
@@ -206,7 +211,7 @@ class Watcher:
             timeout_s = constants.ESCAPE_DELAY if holds else deadline - time.monotonic()
             ready = {fd for fd, _ in poll.poll(None if timeout_s == float("inf") else max(timeout_s, 0) * 1000)}
             received = self._wakeup.recv(READ_BYTES) if self._wakeup.fileno() in ready else b""
-            number = next((number for number in END_SIGNALS if number in received), None)
+            number = next((number for number in END_SIGNALS if number in received and self._counts(number)), None)
             if self._fd in ready and not self._read():
                 number = signal.SIGHUP
             if holds and not ready:

@@ -207,7 +207,8 @@ class _Link:
         command = ssh_argv(self.reading.name, self._command, master=True)
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         try:
-            self._process = process = start_ssh(command, **pipes)
+            # In its own session: Ctrl-C at a question of another ssh, or in a shell, is not for it.
+            self._process = process = start_ssh(command, start_new_session=True, **pipes)
         except HostUnreachableError as error:
             self._fail(str(error), selector)
             return

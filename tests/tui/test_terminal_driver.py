@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import select
 import signal
 import sys
@@ -135,3 +136,15 @@ def test_watcher_waits_for_no_input_that_was_discarded_since_it_arrived() -> Non
     is_blocked = reading.is_alive()
     os.close(master)
     assert not is_blocked
+
+
+@pytest.mark.usefixtures("keep_signals")
+def test_watcher_leaves_ctrl_c_to_the_program_that_has_the_terminal() -> None:
+    master, slave = os.openpty()
+    ended: queue.Queue[int] = queue.Queue()
+    watcher = Watcher(slave, lambda _: None, ended.put, sys.exit)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert watcher.received is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.get(timeout=10) == signal.SIGTERM
+    os.close(master)

@@ -11,8 +11,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 
 from rich.text import Text
 
@@ -115,7 +114,7 @@ class MonitorHosts:
 
     def lines(
         self, shown: Sequence[tuple[HostGroup, Sequence[Gpu]]], picked: Collection[str], width: int
-    ) -> tuple[Text, dict[str, Text]]:
+    ) -> tuple[Text, dict[str, Callable[[], Text]]]:
         """Return the header and the lines of the hosts that are `shown`."""
         return host_lines(shown, picked, width)
 
@@ -136,10 +135,7 @@ class MonitorHosts:
 
     def find(self, key: str | None) -> HostGroup | None:
         """Return the host of a line, or of that of a GPU."""
-        for group in self.groups:
-            if key is not None and (key.startswith(group.key) or any(group.key_of(gpu) == key for gpu in group.gpus)):
-                return group
-        return None
+        return next((group for group in self.groups if key in group.keys), None)
 
     def title_of(self, key: str) -> str:
         """Return what enter does on a line of a host or of a GPU."""
@@ -246,10 +242,13 @@ class MonitorHosts:
 
     def _hand_over(self, program: Sequence[str] | Callable[[], int]) -> None:
         """Give the terminal to a program until it ends. What it says when it fails stays until enter is pressed."""
-        with self._screen.app.suspend(), _ignored_keys():
+        with self._screen.app.suspend():
+            # No shell would continue the screen with the program.
+            before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
             code = program() if callable(program) else subprocess.call(program, env=self._environment())  # noqa: S603
             if code:
                 input("\nPress enter to return to the monitor. ")
+            signal.signal(signal.SIGTSTP, before)
 
 
 def _read_local(snapshot: Snapshot | None, problem: Problem | None) -> HostReading:
@@ -259,18 +258,3 @@ def _read_local(snapshot: Snapshot | None, problem: Problem | None) -> HostReadi
     if snapshot is None:
         return HostReading(socket.gethostname())
     return HostReading(socket.gethostname(), HostState.OK, snapshot.error or "", snapshot=snapshot)
-
-
-@contextmanager
-def _ignored_keys() -> Iterator[None]:
-    """Leave Ctrl-C to the program in the foreground, and let Ctrl-Z stop nothing."""
-    # A handler is not inherited, other than SIG_IGN: ssh ends with Ctrl-C.
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTSTP: signal.signal(signal.SIGTSTP, signal.SIG_IGN),
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -162,7 +162,8 @@ class MonitorKeysScreen(GpuProcessesScreen):
     def on_lines_moved(self, event: Lines.Moved) -> None:
         super().on_lines_moved(event)
         if self._hosts is not None and event.lines.id == "gpus":
-            self.show_panel("processes")
+            # The cursor does not wait for the processes of another host.
+            self.call_after_refresh(self.show_panel, "processes")
 
     # Runs of other hosts
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from rich.text import Text
 
@@ -20,7 +20,7 @@ from tui.tables import styled
 from tui.tables.gpu_blocks import LIMIT_METER_SHARE, LOAD_METER_SHARE, METERS_MIN_WIDTH
 from tui.tables.gpus import GpuRow, gpu_columns, silence
 
-MAX_HOST_COLUMNS = 24
+MAX_HOST_COLUMNS, MAX_MEASURED_GPUS = 24, 40
 INDENT = "  "
 MODEL = re.compile(r"(?:\w*TX )?\w*")
 """Beginning of the name of a GPU: `H100`, `RTX A6000`."""
@@ -78,13 +78,17 @@ class HostGroup:
         """Why the host does not answer, and since when, or why it has no GPUs; empty if it has some."""
         if self.is_awaited and self.is_here:
             return "loading …"
-        if self.reading.state is HostState.OK:
-            return "" if self.gpus else state_text(self.reading) or "no GPUs"
-        return state_text(self.reading) + (", enter logs in" if self.reading.must_ask else "")
+        text = state_text(self.reading, "enter logs in" if self.reading.must_ask else "")
+        return "" if self.gpus else text or "no GPUs"
 
     def key_of(self, gpu: Gpu) -> str:
         """Return the key of a GPU in the list, that of the screen of GPUs on this host."""
         return gpu_key(gpu) if self.is_here else f"{self.name}/{gpu_key(gpu)}"
+
+    @cached_property
+    def keys(self) -> set[str]:
+        """The keys of its lines."""
+        return {self.key, *map(self.key_of, self.gpus)}
 
     @property
     def key(self) -> str:
@@ -92,14 +96,15 @@ class HostGroup:
         return f"{self.name}/"
 
 
-def state_text(reading: HostReading) -> str:
-    """Return why a host does not answer, and since when, or what it lacks; empty if it lacks nothing."""
+def state_text(reading: HostReading, advice: str = "") -> str:
+    """Return why a host does not answer, and since when, or what it lacks; empty if it lacks nothing.
+
+    With `advice`, it says that in place of the state. A long reason is last, so that it cuts off nothing."""
     if reading.state is HostState.CONNECTING:
         return "connecting …"
-    parts = [] if reading.state is HostState.OK else [str(reading.state)]
-    parts += [reading.reason] if reading.reason else []
+    parts = [] if reading.state is HostState.OK else [advice or str(reading.state)]
     parts += [] if reading.age_s is None else [f"last word {format_age(reading.age_s)} ago"]
-    return ", ".join(parts)
+    return ": ".join(filter(None, (", ".join(parts), reading.reason)))
 
 
 def _note(group: HostGroup) -> Line:
@@ -123,12 +128,12 @@ HOST_COLUMNS: tuple[Column[HostGroup], ...] = (
 
 def host_lines(
     groups: Sequence[tuple[HostGroup, Sequence[Gpu]]], picked: Collection[str], width: int
-) -> tuple[Text, dict[str, Text]]:
-    """Return a header, and by their keys the lines of hosts, each with those of its GPUs that are shown."""
+) -> tuple[Text, dict[str, Callable[[], Text]]]:
+    """Return a header, and by their keys what makes the lines of hosts, each with those of its GPUs that are shown."""
     table = fit(HOST_COLUMNS, [group for group, _ in groups], width - len(INDENT))
     known = [GpuRow(str(gpu.index), gpu) for _, gpus in groups for gpu in gpus]
     meters = (width // LOAD_METER_SHARE, width // LIMIT_METER_SHARE) if width >= METERS_MIN_WIDTH else (0, 0)
-    answered = [row for row in known if row.gpu.state == "ok"]
+    answered = [row for row in known if row.gpu.state == "ok"][:MAX_MEASURED_GPUS]
     columns = gpu_columns(answered, width, meters)
     if all(len(set(map(short_name, group.gpus))) < 2 for group, _ in groups):
         # The lines of the hosts name the models.
@@ -145,12 +150,12 @@ def host_lines(
         mark = (f"{MARK}{INDENT}", ACCENT) if key in picked else (" " + INDENT, "")
         return styled((mark, *gpu_table.line(row, None if row.gpu.state == "ok" else silence(row.gpu))))
 
-    lines = {}
+    lines: dict[str, Callable[[], Text]] = {}
     for group, gpus in groups:
-        lines[group.key] = host_text(group, is_open=bool(gpus))
+        lines[group.key] = partial(host_text, group, is_open=bool(gpus))
         for gpu in gpus:
             key = group.key_of(gpu)
-            lines[key] = gpu_text(GpuRow(str(gpu.index), gpu), key)
+            lines[key] = partial(gpu_text, GpuRow(str(gpu.index), gpu), key)
     header = ((" " + INDENT, ""), *gpu_table.header(MUTED)) if known else ((INDENT, ""), ("host", MUTED))
     return styled(header), lines
 

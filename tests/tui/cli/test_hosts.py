@@ -36,7 +36,7 @@ def test_gpus_of_hosts_are_below_their_names() -> None:
     result = call("gpus", "--hosts", "lab1,rekeyed")
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines if line] == ["lab1", "GPU", "0", "1", "rekeyed"]
-    assert lines[-1] == f"rekeyed   down, {CHANGED_WORDS}"
+    assert lines[-1] == f"rekeyed   down: {CHANGED_WORDS}"
     assert result.exit_code == 0
 
 
@@ -52,7 +52,7 @@ def test_gpus_of_hosts_as_json() -> None:
 def test_no_answer_of_any_host_is_failure() -> None:
     assert call("gpus", "--hosts", "rekeyed").exit_code == 1
     result = call("runs", "--hosts", "rekeyed")
-    assert (result.exit_code, result.stderr) == (1, f"rekeyed: down, {CHANGED_WORDS}\n")
+    assert (result.exit_code, result.stderr) == (1, f"rekeyed: down: {CHANGED_WORDS}\n")
 
 
 def test_runs_of_shared_folder_are_listed_once_at_their_host() -> None:

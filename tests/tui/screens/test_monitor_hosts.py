@@ -65,8 +65,8 @@ def test_hosts_that_do_not_fit_are_folded_to_lines_with_their_sums(demo_runs_fol
 def test_host_that_does_not_answer_is_a_line_with_reason_and_age(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         shown = gpus(pilot)
-        assert "lab3  down, Connection refused, last word 12 min ago" in shown
-        assert "lab4  down, Permission denied (publickey,password)., enter logs in" in shown
+        assert "lab3  down, last word 12 min ago: Connection refused" in shown
+        assert "lab4  enter logs in: Permission denied (publickey,password)." in shown
         assert "lab5" in shown and "NVML: no driver" in shown
 
     drive_hosts(demo_runs_folder, act, WIDE)
