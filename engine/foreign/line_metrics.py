@@ -223,9 +223,12 @@ class LineParser:
             line.has_exact_epoch = plan.has_exact_epoch and line.epoch is not None
         if plan.rank is not None:
             line.rank = self._whole(numbers[plan.rank], 1.0)
-        for name, number, total in plan.ratios:
-            if (whole := self._value(numbers[total])) > 0:
+        for name, number, other in plan.ratios:
+            if is_result(name) and (whole := self._value(numbers[other])) > 0:
                 line.values[name] = self._value(numbers[number]) / whole
+            elif not is_result(name) and "." in numbers[other]:
+                # `D(G(z)): 0.1 / 0.2`, but not `images: 100 / 200`
+                line.values |= {name: self._value(numbers[number]), f"{name}_2": self._value(numbers[other])}
         if plan.averages:
             line.averages = {name: self._value(numbers[number]) for name, number in plan.averages}
         return line

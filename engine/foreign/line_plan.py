@@ -163,8 +163,8 @@ class StepNumber:
 
 @dataclass
 class Plan:
-    """What the numbers of a shape mean: `pairs` have name, number and scale, `ratios` name, number and total, and
-    `averages` the name and the number in parentheses behind a value. `steps` are in the order of preference."""
+    """What the numbers of a shape mean: `pairs` have name, number and scale, `ratios` name, number and the one behind
+    a slash, and `averages` name and the number in parentheses behind a value. `steps` are in the order of preference."""
 
     pairs: list[tuple[str, int, float]] = field(default_factory=list)
     ratios: list[tuple[str, int, int]] = field(default_factory=list)
@@ -342,7 +342,7 @@ class _PlanMaker:
         is_share = "/" in self._right[number] and number + 1 < self._count and _OF.match(self._right[number])
         if is_share and self._roles[number + 1] == "other":
             self._roles[number + 1] = "more"
-            if is_result(name):
+            if is_result(name) or (self._right[number] == " / " and not self._units[number + 1]):
                 self._plan.ratios.append((name, number, number + 1))
         else:
             self._plan.pairs.append((name, number, scale))

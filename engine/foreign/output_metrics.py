@@ -187,11 +187,7 @@ class OutputMetrics:
             return None
         # The last one if the batches count from zero: a summary may take its place.
         is_last_batch = has_own_counter and parsed.total == (parsed.step or 0) + 1
-        values = parsed.values if parsed.total is None else self._without_repeated(parsed)
-        points = list[Point]()
-        for name, value in (values if is_last_batch else self._as_summary(values, parsed, step)).items():
-            if (known := self._names.get(name)) is not None:
-                points.append(Point(known, step, value, epoch))
+        points = self._named_points(parsed, step, epoch, is_last_batch=is_last_batch)
         before, self._last_batch = self._last_batch, points if is_last_batch else []
         if is_last_batch:
             return []
@@ -258,20 +254,20 @@ class OutputMetrics:
         self._held_out |= held_out
         return {name: value for name, value in parsed.values.items() if name not in repeated}
 
-    def _as_summary(self, values: dict[str, float], parsed: ParsedLine, step: int) -> dict[str, float]:
-        """Return the values of a line, under other names those that lines of another kind have for the same step: the
+    def _named_points(self, parsed: ParsedLine, step: int, epoch: float | None, *, is_last_batch: bool) -> list[Point]:
+        """Return the points of a line, under other names those that lines of another kind have for the same step: the
         mean of an epoch is no point of the curve of its steps."""
-        latest = (step, parsed.values.keys(), parsed.step is not None)
-        named: dict[str, float] = {}
-        for name, value in values.items():
-            known = self._kinds.get(name, latest)
-            if known[0] == step and parsed.total is None and (known[1] != latest[1] or known[2] > latest[2]):
-                named[f"summary/{name}"] = value
-                self._has_summary = True
-            else:
-                self._kinds[name] = latest
-                named[name] = value
-        return named
+        points, latest = list[Point](), (step, parsed.values.keys(), parsed.step is not None)
+        for name, value in (parsed.values if parsed.total is None else self._without_repeated(parsed)).items():
+            before, is_summary = self._kinds.get(name, latest), False
+            if not is_last_batch:
+                is_again = before[0] == step and parsed.total is None
+                is_summary = is_again and (before[1] != latest[1] or before[2] > latest[2])
+                self._has_summary = self._has_summary or is_summary
+                self._kinds[name] = before if is_summary else latest
+            if (known := self._names.get(f"summary/{name}" if is_summary else name)) is not None:
+                points.append(Point(known, step, value, epoch))
+        return points
 
     def _match(self, text: str) -> ParsedLine | None:
         """Return what the first pattern of the user that matches a line finds."""

@@ -59,7 +59,10 @@ def values_of(text: str) -> dict[str, float] | None:
         ("Epoch: 1/5 Train steps: 9 Val steps: 2 1.0s loss: 0.5", ParsedLine({"loss": 0.5}, epoch=1)),
         ("[0101 12:00:00 @monitor.py:467] GlobalStep: 500, loss: 0.5", ParsedLine({"loss": 0.5}, 500)),
         # functions, a dash, Chinese
-        ("Loss_D: 1.5\tD(x): 0.5\tG(z): 0.25", ParsedLine({"Loss_D": 1.5, "D_x": 0.5, "G_z": 0.25})),
+        (
+            "Loss_D: 1.5\tD(x): 0.5\tD(G(z)): 0.25 / 0.75\tseen: 3 / 4",
+            ParsedLine({"Loss_D": 1.5, "D_x": 0.5, "D_G_z": 0.25, "D_G_z_2": 0.75}),
+        ),
         ("epoch 3 loss - 6.5", ParsedLine({"loss": 6.5}, epoch=3)),
         ("accuracy: 0.5 - 3s - loss: 1.5", ParsedLine({"accuracy": 0.5, "loss": 1.5})),
         ("第3轮 损失：0.5", ParsedLine({"损失": 0.5}, epoch=3)),
