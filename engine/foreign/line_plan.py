@@ -164,7 +164,7 @@ class StepNumber:
 @dataclass
 class Plan:
     """What the numbers of a shape mean: `pairs` have name, number and scale, `ratios` name, number and the one behind
-    a slash, and `averages` name and the number in parentheses behind a value. `steps` are in the order of preference."""
+    a slash, and `averages` name and the number in parentheses behind a value. `steps` are in order of preference."""
 
     pairs: list[tuple[str, int, float]] = field(default_factory=list)
     ratios: list[tuple[str, int, int]] = field(default_factory=list)

@@ -59,6 +59,5 @@ def strip_prefix(text: str) -> str | None:
         if item is None or (item[0].isspace() and level is None and position == 0):
             break
         position = item.end()
-    rest = text[position:]
     indent = text[begin:position] if text[begin:position].isspace() else ""
-    return indent + rest if position > begin else text[position:]
+    return indent + text[position:]

@@ -41,7 +41,7 @@ class JoinedLines:
         if row is not None and not is_result(row["value"]):
             return self._add_row(row["name"].strip(), row["value"].strip(), is_indented=len(row["indent"]) > 1)
         if self._box:
-            return [*self._end_box(), *self.add(text, may_be_block=may_be_block)]
+            return [*self.end(), *self.add(text, may_be_block=may_be_block)]
         if not self._held:
             self._depth = text.count("{") - text.count("}") if text[-1:] in ("{", ",") else 0
             if self._depth > 0:
@@ -74,14 +74,11 @@ class JoinedLines:
         self._box[name] = f"{name.rpartition('/')[2] if is_position(name) else name} = {value}"
         return ended
 
-    def _end_box(self) -> list[str]:
-        box, self._box, self._section = self._box, {}, ""
-        return [", ".join(box.values())] if box else []
-
     def end(self) -> list[str]:
         """Return the held lines, as one if they are whole."""
         if self._box:
-            return self._end_box()
+            box, self._box, self._section = self._box, {}, ""
+            return [", ".join(box.values())]
         held, self._held = self._held, []
         if self._form is _OBJECT_LINE:
             return [" ".join(text.strip() for text in held)] if held and self._depth <= 0 else held
