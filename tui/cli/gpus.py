@@ -128,6 +128,7 @@ class _SnapshotPrinter:
             else:
                 typer.echo(json_line(snapshot))
             return
+        from tui.tables import joined
         from tui.tables.processes import snapshot_lines
 
         width, processes = self._console.width, self._options.processes
@@ -139,9 +140,7 @@ class _SnapshotPrinter:
             for line in lines:
                 self._console.print(line, soft_wrap=True)
         else:
-            from rich.console import Group
-
-            self._live.update(Group(*lines), refresh=True)
+            self._live.update(joined(lines), refresh=True)
 
 
 @contextmanager

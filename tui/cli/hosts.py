@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.utils.exit_codes import ExitCode
 from engine.utils.text import list_names
 from tui.cli.console import is_read_for, json_line, print_json, table_console, until_unread
 from tui.palette import BAD
+from tui.tables import joined
 from tui.tables.hosts import state_text
 from tui.tables.processes import snapshot_lines
 
@@ -65,13 +66,16 @@ def _print_changes(hosts: HostWatch) -> None:
 
 
 def _redraw(hosts: HostWatch, *, processes: bool) -> None:
-    from rich.console import Group
     from rich.live import Live
 
     console = table_console()
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while is_read_for(WATCH_SECONDS):
-            live.update(Group(*host_lines(hosts.readings(), console.width, processes=processes)), refresh=True)
+            lines = joined(host_lines(hosts.readings(), console.width, processes=processes))
+            if live is None:
+                console.print(lines)
+            else:
+                live.update(lines, refresh=True)
 
 
 def _to_json(reading: HostReading) -> dict[str, Any]:
@@ -104,8 +108,6 @@ class HostRuns:
 
     With `follow`, a poll finds out what has changed. Exits with 1 if no host has answered.
     """
-
-    complete = True
 
     def __init__(self, names: str, root: Path, *, follow: bool) -> None:
         self._watch = HostWatch(parse_hosts(names), root)

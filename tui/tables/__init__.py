@@ -6,7 +6,7 @@ A command prints `engine.show.table.plain_lines` (`tui.cli.console.print_table`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -33,6 +33,11 @@ def styled(line: Line) -> Text:
             parts.append(Span(start, end, style))
     # `Text.assemble` takes three times as long.
     return Text("".join(text for text, _ in line), spans=parts, no_wrap=True, end="")
+
+
+def joined(lines: Iterable[Text]) -> Text:
+    """Return lines of a table as one text."""
+    return Text("\n", no_wrap=True, end="").join(lines)
 
 
 def spans(text: Text) -> Line:

@@ -69,6 +69,7 @@ def test_gpus_watch_redraws_in_place_until_ctrl_c(gputrain: Gputrain, gpu_host: 
     assert process.wait(10) == 0
     os.close(master)
     assert "\x1b[1A" in output
+    assert "\n  7  " in output.replace("\r", "")
     assert "Traceback" not in output
 
 
