@@ -150,7 +150,7 @@ def run_on_hosts(ctx: Any, words: Sequence[str], run_here: Callable[[], object])
     do that."""
     names: list[str] = ctx.params.get("runs") or [ctx.params["run"]]
     places = {name: place for name in names if (place := split_host(name)) is not None}
-    command, here = ctx.command_path.partition(" ")[2], [name for name in names if name not in places]
+    command, here = ctx.command_path.partition(" ")[2] or "attach", [name for name in names if name not in places]
     runs = dict[str, list[str]]()
     for host, run in places.values():
         runs.setdefault(host, []).append(run)

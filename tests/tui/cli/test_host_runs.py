@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from support.runs.trained_run import call
 from support.servers.ssh_stand_in import SshStandIn
+from tui.cli.main import screen_app
 
 AddHost = Callable[..., None]
 
@@ -104,6 +106,12 @@ def test_what_is_not_possible_is_refused(add_host: AddHost, words: tuple[str, ..
     add_host("lab2")
     result = call(*words)
     assert (result.exit_code, said in result.stderr, result.stdout) == (2, True, "")
+
+
+def test_screen_opens_on_run_of_host(add_host: AddHost) -> None:
+    add_host("lab1")
+    result = CliRunner().invoke(screen_app, ["lab1:a"], prog_name="gputrain-tui")
+    assert "needs a terminal; without one, run `gputrain runs show lab1:a`" in result.stderr
 
 
 def test_path_with_colon_is_no_host(ssh: SshStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
