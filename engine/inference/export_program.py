@@ -63,15 +63,11 @@ class ExportedNetwork(nn.Module):
         self.network = network
         self.evaluation = EvalConfig(tta=description.tta)
         self.output = description.output
-        self.mean: Tensor
-        self.std: Tensor
-        for name, values in (("mean", description.image.mean), ("std", description.image.std)):
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
-        self.scale: Tensor
-        self.offset: Tensor
+        image, task = description.image, description.task
+        stats = torch.tensor((image.mean, image.std), dtype=torch.float32).view(2, 1, -1, 1, 1)
+        self.mean, self.std = map(nn.Buffer, stats)
         if self.output == "unscale":
-            for name, values in (("scale", description.task.std), ("offset", description.task.mean)):
-                self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
+            self.scale, self.offset = map(nn.Buffer, torch.tensor((task.std, task.mean), dtype=torch.float32))
 
     def forward(self, images: Tensor) -> Tensor:
         logits = augmented_logits(self.network, normalize(images, self.mean, self.std), self.evaluation).float()

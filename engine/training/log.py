@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -71,15 +71,6 @@ class _PendingSteps:
     event: StepEvent
     quantities: Mapping[str, Tensor]
     copy_done: torch.cuda.Event | None = None
-
-    def wait(self) -> tuple[list[float], list[float]]:
-        """Return the means; on a GPU this waits only for their copy, not for later work on the stream."""
-        if self.copy_done is not None:
-            self.copy_done.synchronize()
-        elif self.work is not None:
-            self.work.wait()
-        losses, skipped = self.means.tolist()
-        return losses, skipped
 
 
 class TrainingLog:
@@ -201,7 +192,12 @@ class TrainingLog:
         if self._pending is None:
             return []
         group, self._pending = self._pending, None
-        losses, skipped = group.wait()
+        if group.copy_done is not None:
+            # Only for the copy, not for later work on the stream.
+            group.copy_done.synchronize()
+        elif group.work is not None:
+            group.work.wait()
+        losses, skipped = cast(list[list[float]], group.means.tolist())
         if self._emits_events:
             quantities: dict[str, Any] = {key: finite(value.item()) for key, value in group.quantities.items()}
             self.channel.send(replace(group.event, losses=[finite(loss) for loss in losses], **quantities))
