@@ -32,6 +32,8 @@ class ChartScreen(GputrainScreen):
     def __init__(self, app: AppServices, abilities: Ability = Ability.ALL) -> None:
         super().__init__(app, abilities)
         self.view = ChartView()
+        self._charts: Sequence[Chart] = ()
+        """The charts to choose from."""
 
     @property
     def chart_data(self) -> Extent:
@@ -129,17 +131,13 @@ class ChartScreen(GputrainScreen):
         if self.panels.focus_next_panel(step):
             self.call_after_refresh(self.draw_charts)
 
-    def chart_choices(self) -> Sequence[Chart]:
-        """Return the charts to choose from."""
-        raise NotImplementedError
-
     def show_charts(self, chosen: Collection[str]) -> None:
         """Show the charts with these ids."""
         raise NotImplementedError
 
     def action_charts(self) -> None:
         """Choose the charts. The first ones of too many are shown."""
-        rows = [KeyedRow(chart.id, _chart_text(chart)) for chart in self.chart_choices()]
+        rows = [KeyedRow(chart.id, _chart_text(chart)) for chart in self._charts]
         if not rows:
             self.gputrain_app.show_toast(Problem("", "The run has no metrics yet", code="not-recorded"))
             return

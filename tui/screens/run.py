@@ -29,7 +29,7 @@ from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import NO_METRICS, metric_of_key
 from engine.runs.run_row import RunRow, read_row
-from engine.show.charts import Chart, Kind, Place, charts_of, kind_of, run_charts
+from engine.show.charts import Kind, Place, charts_of, kind_of, run_charts
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.charts.view import ChartView, best_note, curves_for, data_notes
@@ -110,7 +110,6 @@ class RunScreen(ChartScreen):
         )
         self._chosen: Collection[str] = ()
         """The ids of the charts that the user chose."""
-        self._charts: Sequence[Chart] = ()
         self._first_chart = 0
         """The place of the first chart that is shown, unless the user chose some."""
         self._grouped: object = None
@@ -395,9 +394,6 @@ class RunScreen(ChartScreen):
     def action_refuse(self) -> None:
         """Say why nothing is changed."""
         self.refuse_change(self.name_of_run)
-
-    def chart_choices(self) -> Sequence[Chart]:
-        return self._charts
 
     def action_page_charts(self, step: int) -> None:
         """Show the next charts, or those before."""

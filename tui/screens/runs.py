@@ -55,8 +55,6 @@ FOREIGN_FILTER_HINT = "lr>0.1 state=growing loss<0.5 adamw; enter keeps it, esc 
 ONE_RUN_ACTIONS = ("open", "again", "compare", "select", "archive", "delete")
 # More rows are filtered and sorted in a thread: 2,000 take 5 ms.
 MAX_INLINE_ROWS = 2000
-# While thousands of runs are read, more of them are shown as often as this.
-READING_SECONDS = 0.5
 
 
 class RunsScreen(GputrainScreen):
@@ -77,7 +75,7 @@ class RunsScreen(GputrainScreen):
         self._default_order = "started_at" if self._found is None else "age"
         self._marks, self._changes = RunMarks({} if watched else app.marked_runs), RunChanges(app, self)
         self._opened: frozenset[str] = frozenset()
-        self._archived = self._waits_for_rows = self._has_rows = self._has_opened_only_run = False
+        self._archived = self._has_rows = self._has_opened_only_run = False
         self._query, self._query_text, self._problem = parse_query(""), "", ""
         self._requested: ViewRequest | None = None
         self._view = RunView(ViewRequest(()))
@@ -140,15 +138,12 @@ class RunsScreen(GputrainScreen):
         return self._has_rows
 
     def update_content(self) -> None:
-        found, poller = self._found, self.row_poller
+        found = self._found
         if found is not None:
             self._follow_found(found)
         self._request_view()
         self._draw()
         self.show_title(self._heading())
-        if poller.rows is not None and not poller.complete and not self._waits_for_rows:
-            self._waits_for_rows = True
-            self.set_timer(READING_SECONDS, self._show_more_rows)
         if found is not None and found.has_searched and not self._has_opened_only_run:
             self._has_opened_only_run = True
             if found.own:
@@ -165,10 +160,6 @@ class RunsScreen(GputrainScreen):
             self._followed = followed
             # Without the config schema it takes no time.
             self._resolve_fields(NO_METRICS)
-
-    def _show_more_rows(self) -> None:
-        self._waits_for_rows = False
-        self.update_if_on_top()
 
     def _load_fields(self) -> None:
         """Resolve the columns, in a thread: the config schema takes 0.3 s to import."""
@@ -304,10 +295,6 @@ class RunsScreen(GputrainScreen):
         index = self._lines.selected_index
         return self._view.shown[index] if index is not None and index < len(self._view.shown) else None
 
-    def _selected_folder(self) -> RunFolder | None:
-        row = self._selected_row()
-        return None if row is None else RunFolder(Path(row.folder))
-
     def _marked_rows(self) -> list[RunRow]:
         """Return the rows of the marked runs that exist."""
         return self._marks.rows(self.row_poller.rows or ())
@@ -406,22 +393,20 @@ class RunsScreen(GputrainScreen):
         self.update_content()
 
     def action_stop(self) -> None:
-        row, folder = self._selected_row(), self._selected_folder()
-        if row is not None and folder is not None:
-            self._changes.stop(folder, RunState(row.state))
+        if (row := self._selected_row()) is not None:
+            self._changes.stop(RunFolder(Path(row.folder)), RunState(row.state))
 
     def action_resume(self) -> None:
-        row, folder = self._selected_row(), self._selected_folder()
-        if row is not None and folder is not None:
-            self.gputrain_app.resume_run(folder, RunState(row.state))
+        if (row := self._selected_row()) is not None:
+            self.gputrain_app.resume_run(RunFolder(Path(row.folder)), RunState(row.state))
 
     def action_sweep(self) -> None:
         row = self._selected_row()
         self.gputrain_app.open_sweep(row.name if row is not None else "")
 
     def action_again(self) -> None:
-        if (folder := self._selected_folder()) is not None:
-            self._changes.again(folder)
+        if (row := self._selected_row()) is not None:
+            self._changes.again(RunFolder(Path(row.folder)))
 
     def action_delete(self) -> None:
         self._changes.delete(self._target_rows())
