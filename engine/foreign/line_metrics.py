@@ -160,9 +160,9 @@ class LineParser:
                 self._group = f"{heading[1]}/" if heading is not None else ""
             name = " ".join(f"{self._group}{match['name']}".split())
             return ParsedLine({name: self._value(match["value"])}, held_out=True)
-        for part, pattern, replacement in _REWRITTEN:
-            if part in stripped:
-                stripped = pattern.sub(replacement, stripped)
+        if ")" in stripped or "第" in stripped or "atch" in stripped:
+            for part, pattern, replacement in _REWRITTEN:
+                stripped = pattern.sub(replacement, stripped) if part in stripped else stripped
         if "{" in stripped and 0 <= stripped.find("{") < stripped.rfind("}"):
             return self._parse_object(stripped)
         if self._has_glued:

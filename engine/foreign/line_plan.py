@@ -62,7 +62,9 @@ _PERCENTAGE = re.compile(r"[^\0]*(?:\0%\||\(\0%|\0%[^\0]*\0/\0 \[)")
 _TIME = re.compile(r"[^\0]*\0:\0(:\0)?")
 # `[3] loss: 2.2`, `100: loss`, `Round 3 | loss`
 _LEADING_COUNT = re.compile(
-    r"\s*\[\s*\0\](?=[\s\0]|$)|\s*\0:(?!\d)|[^\w\0]{0,10}(?P<word>[^\W\d_]{2,15})\s?[#:]?\s?\0\s?(?:[:|,\])]|-(?!\d))"
+    r"\s*\[\s*\0\](?=[\s\0]|$)|\s*\0:(?!\d)"
+    r"|[^\w\0]{0,10}(?!(?i:gpu|rank|worker|device|node|cuda|fold|layer|class|world|pid)\b)(?P<word>[^\W\d_]{2,15})"
+    r"\s?[#:]?\s?\0\s?(?:[:|,\])]|-(?!\d))"
 )
 _EPOCH_WORD = re.compile("epoch", re.IGNORECASE)
 _STEP = re.compile(
@@ -83,7 +85,6 @@ _NUM_STEPS = re.compile(r"[A-Za-z]{2,12} steps\W{1,4}$", re.IGNORECASE)
 _GLOBAL_STEPS = frozenset(
     {"global_step", "num_updates", "total_timesteps", "num_env_steps", "num_timesteps", "current_steps"}
 )
-_NO_POSITIONS = frozenset({"gpu", "rank", "worker", "device", "node", "cuda", "fold", "layer", "class", "world", "pid"})
 # `Max accuracy: 72.1%` was there before.
 _RECAP = re.compile(
     r"\W{0,8}(?:the )?(?:(?:current |overall )?best|highest|max(?:imum)?(?= (?:\w+ )?acc))\s", re.IGNORECASE
@@ -278,7 +279,7 @@ class _PlanMaker:
             ranked.append((1 if left.endswith("[") else 2, StepNumber(number, total, scale)))
         elif right.startswith(("it [", "batch:")):
             ranked.append((2, StepNumber(number, -1)))
-        elif number == 0 and (count := _LEADING_COUNT.match(text)) is not None and _may_count(count["word"] or ""):
+        elif number == 0 and (count := _LEADING_COUNT.match(text)) is not None and not is_result(count["word"] or ""):
             ranked.append((2 if left.strip() == "[" else 3, StepNumber(number)))
         else:
             return 1
@@ -384,11 +385,6 @@ class _PlanMaker:
         plan.held_out = bool(plan.source) or (bool(results) and all(map(is_held_out, results)))
         has_named_position = plan.epoch is not None or any(position.name for position in plan.steps)
         plan.is_heading = is_terse and not self._has_bar and (has_named_position or bool(source))
-
-
-def _may_count(word: str) -> bool:
-    """Whether a word before the first number of a line names no process, and no result."""
-    return word.lower() not in _NO_POSITIONS and not is_result(word)
 
 
 def _scale_of(unit: str, right: str) -> float | None:

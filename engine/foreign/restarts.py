@@ -34,6 +34,9 @@ class Restarts:
 
     def add_points(self, points: Sequence[Point], reading: Reading) -> None:
         """Add points of any steps to a reading, as one row for each step."""
+        if len(points) < 2:
+            self.add_row(points, reading)
+            return
         for _, row in groupby(points, attrgetter("step")):
             self.add_row(list(row), reading)
 
