@@ -31,7 +31,7 @@ from tui.screens.chart_panels import ChartPanels
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.run_layout import GRID_COLUMNS, Layout
-from tui.tables import styled
+from tui.tables import styled, wrap_text
 from tui.tables.compare import STATE_LABEL, ComparedRun, ComparedValue, compared_values, fit_runs, run_letter
 from tui.widgets.chart import ChartPanel, curve_value
 from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
@@ -40,6 +40,8 @@ from tui.widgets.text_line import TextLine
 CHART_PANEL, TABLE_PANEL = "compare-chart", "compared-runs"
 # Lines of the frame and of the titles of the table, and its height with few runs.
 TABLE_FRAME_ROWS, MIN_TABLE_ROWS, MAX_TABLE_SHARE = 3, 6, 0.5
+# Lines of notes, of which a hundred runs can have many.
+MAX_NOTES = 4
 # Runs that are selected at first, as many as there are colors.
 FIRST_SELECTED = 8
 
@@ -218,33 +220,27 @@ class CompareScreen(ChartScreen):
 
     def update_content(self) -> None:
         self.show_title(f"compare {pluralize(len(self._runs), 'run')}", right=self._reading_note())
-        message = self._message()
-        line = self.query_one("#message", TextLine)
-        line.display = bool(message.plain)
-        line.show(message)
+        notes = self._notes()
+        self.query_one("#message", TextLine).show_lines(notes)
         self._show_table()
-        if self.query_one(ComparePanels).fit((self.size.height - 2 - line.display, len(self._runs))):
+        if self.query_one(ComparePanels).fit((self.size.height - 2 - len(notes), len(self._runs))):
             self.call_after_refresh(self.draw_charts)
 
     def _reading_note(self) -> str:
         read = sum(run.curves is not None for run in self._runs)
         return "" if self.compare_poller.caught_up else f"{read} of {len(self._runs)} read "
 
-    def _message(self) -> Text:
-        """Return what the user should know of the runs, in one line."""
-        line = Text(no_wrap=True, overflow="ellipsis", end="")
-        parts: list[tuple[str, str]] = []
-        if (error := self.compare_poller.unexpected_error) is not None:
-            parts.append((str(error), BAD))
+    def _notes(self) -> list[Text]:
+        """Return what the user should know of the runs, wrapped."""
+        error, comparison = self.compare_poller.unexpected_error, self.compare_poller.comparison
+        parts = [] if error is None else [(str(error), BAD)]
         parts += [
             (f"{run.run.name} was deleted; this is its last known state", BAD) for run in self._runs if run.is_missing
         ]
-        comparison = self.compare_poller.comparison
         parts += [(str(note), WARNING) for note in (comparison.notes if comparison else ())]
         parts += [(f"{run.run.name}: this run {run.foreign}", WARNING) for run in self._runs if run.foreign]
-        for text, style in parts:
-            line.append("   " if line.plain else " ").append(printable(text), style)
-        return line
+        width = self.size.width - 2
+        return [part for text, style in parts for part in wrap_text(Text(printable(text), style), width)][:MAX_NOTES]
 
     def _show_table(self) -> None:
         """Show a row for each run, the best ones first, as many columns as fit, and where the others are."""

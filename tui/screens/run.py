@@ -290,9 +290,7 @@ class RunScreen(ChartScreen):
         self._num_status_lines = 0
         shown = status_lines(status, self.app.console) if self.launched is None else launch_lines(self.launched, status)
         for selector, lines in zip(STATUS_LINES, shown, strict=True):
-            line = self.query_one(selector, TextLine)
-            line.display, line.styles.height = bool(lines), max(len(lines), 1)
-            line.show(lines[0] if len(lines) == 1 else Text("\n", end="").join(lines))
+            self.query_one(selector, TextLine).show_lines(lines)
             self._num_status_lines += len(lines)
 
     def _fit_panels(self) -> bool:

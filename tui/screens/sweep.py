@@ -107,9 +107,7 @@ class SweepScreen(GputrainScreen):
     def _show_status(self, texts: Sequence[Text]) -> None:
         """Show the texts above the panels, wrapped to the width of the screen."""
         lines = [part for text in texts for part in wrap_text(text, self.size.width - 2)]
-        line = self.query_one("#sweep-status", TextLine)
-        line.styles.height = len(lines)
-        line.show(Text("\n", end="").join(lines))
+        self.query_one("#sweep-status", TextLine).show_lines(lines)
 
     def _draw_trials(self, status: SweepStatus) -> None:
         trials, rows, marked = self._trials, status.by_value(), self.gputrain_app.marked_runs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
@@ -71,6 +73,12 @@ class TextLine(Widget):
         if text != self.text or text.style != self.text.style:
             self.text = text
             self.refresh()
+
+    def show_lines(self, lines: Sequence[Text]) -> None:
+        """Show lines one below the other, or hide the widget without any."""
+        self.display, self.styles.height = bool(lines), max(len(lines), 1)
+        # A single line is drawn without Textual's own kind of text.
+        self.show(lines[0] if len(lines) == 1 else Text("\n", end="").join(lines))
 
     def render(self) -> Text:
         return self.text
