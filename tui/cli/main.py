@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from engine.utils.errors import UsageError
 from tui.cli.help import CONTEXT_SETTINGS, HelpCommand, LazyGroup
 from tui.cli.help_page import make_help
 from tui.cli.options import HostsOption, LowBandwidthOption, RunsDirOption, TrustOwnerOption, run_argument
@@ -95,6 +96,8 @@ def open_tui(
 ) -> None:
     from tui.cli.open_tui import open_demo, open_screen
 
+    if demo and hosts is not None:
+        raise UsageError.one("--hosts", "cannot be combined with --demo, which shows no real host", code="conflict")
     if demo:
         open_demo(low_bandwidth)
     else:

@@ -44,7 +44,7 @@ WITHOUT_GPU = {
     "n": "start a run on the CPU",
     "F2": "start a script of your own",
     "gputrain-tui --demo": "see eight simulated GPUs",
-    "gputrain-tui --hosts HOST,…": "see the GPUs of other hosts, through ssh",
+    "gputrain-tui --hosts HOST,…": "see the GPUs of other hosts",
 }
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from support.screen.demo_app import demo_app, demo_runs
 from tui.app import GputrainApp
+from tui.cli.main import screen_app
 from tui.cli.open_tui import exit_after_screen
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN
 
@@ -49,3 +51,13 @@ def test_exit_after_screen_is_silent_without_live_run(tmp_path: Path, capsys: py
     assert messages_after(opened_app(root, DEMO_NOTICE), capsys) == ""
     owner.release()
     assert messages_after(opened_app(root), capsys) == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--demo", "--hosts", "lab1"], "--demo"), (["--hosts", "lab1,-oProxyCommand=x"], "-oProxyCommand=x")],
+    ids=["demo", "no host"],
+)
+def test_screen_refuses_hosts_that_it_cannot_show(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(screen_app, arguments, prog_name="gputrain-tui")
+    assert result.exit_code == 2 and words in result.stderr
