@@ -44,6 +44,8 @@ class QueueScreen(GputrainScreen):
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
         self._reader = QueueReader(app.runs_dir)
+        self._described: QueueRow | None = None
+        """The run that the footer and the reason are about. Keys change the one under the cursor."""
         self.queue_poller = self.follow(Watched("queue", self._reader.read, interval_s=app.intervals.poll_s))
 
     def compose_body(self) -> ComposeResult:
@@ -90,6 +92,7 @@ class QueueScreen(GputrainScreen):
     def _show_reason(self) -> None:
         """Show why the queue cannot be read, else all of the reason of the run under the cursor."""
         panel, row = self.query_one("#queue-reason", Lines), self.selected
+        self._described = row
         problem = self.queue_poller.problem or self.queue_poller.unexpected_error
         text = Text(printable(str(problem)), BAD) if problem else Text("" if row is None else describe_row(row))
         panel.set_texts(wrap_text(text, panel.text_width))
@@ -104,7 +107,7 @@ class QueueScreen(GputrainScreen):
     # Commands
 
     def is_available(self, action: str) -> bool:
-        row, name = self.selected, action.partition("(")[0]
+        row, name = self._described, action.partition("(")[0]
         is_own = row is not None and row.is_own and bool(row.folder)
         if name in ("hold", "shift"):
             return is_own and row is not None and row.is_live
@@ -115,7 +118,7 @@ class QueueScreen(GputrainScreen):
         return True
 
     def title_of(self, key: Key) -> str:
-        if key.action == "hold" and (row := self.selected) is not None and row.state is RowState.HELD:
+        if key.action == "hold" and (row := self._described) is not None and row.state is RowState.HELD:
             return "release"
         return "cancel" if key.action == "stop" else super().title_of(key)
 
