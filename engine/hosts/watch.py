@@ -64,6 +64,7 @@ ASKS = (b"Permission denied", b"Host key verification failed")
 _WAITS_FOR_PERSON = ASKS[0]
 _NOT_FOUND = 127  # exit code of a shell
 NO_RUNS = "its runs are unknown"  # an older gputrain does not follow them
+LATE_RUNS = "its runs are not listed yet"
 # GPUs come through stdout and runs through stderr: lines of two programs mix in one pipe, pipe(7).
 _SCRIPT = (
     'if command -v gputrain > /dev/null; then if [ -d "$1" ]; then set -- --runs-dir "$1"; else set --; fi; '
@@ -174,8 +175,8 @@ class _Link:
         self._failures = 0
         self._heard_at: float | None = None
         """When the host said something that was understood."""
-        self._active_at = 0.0
-        """The same, or when the connection began."""
+        self._active_at = self._connected_at = 0.0
+        """The same, or when the connection began; and when it began."""
         self._ended: list[subprocess.Popen[bytes]] = []
         self._clear()
 
@@ -203,7 +204,7 @@ class _Link:
     def _connect(self, now: float, selector: selectors.BaseSelector) -> None:
         self.end(now)
         self._clear()
-        self._active_at = now
+        self._active_at = self._connected_at = now
         command = ssh_argv(self.reading.name, self._command, master=True)
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         try:
@@ -267,13 +268,15 @@ class _Link:
         self._failures = 0
         self._active_at = self._heard_at = time.monotonic()
         has_gputrain = lines[-1].startswith(b'{"format"')
+        has_all_rows = self._has_all_rows or not has_gputrain
+        is_late = not has_all_rows and self._heard_at - self._connected_at > STALE_SECONDS
         self.reading = replace(
             self.reading,
             state=HostState.OK,
-            reason=printable(snapshot.error or self._note)[:MAX_WORDS_CHARS],
+            reason=printable(snapshot.error or self._note or (LATE_RUNS if is_late else ""))[:MAX_WORDS_CHARS],
             age_s=None,
             snapshot=snapshot,
-            has_all_rows=self._has_all_rows or not has_gputrain,
+            has_all_rows=has_all_rows,
             has_gputrain=has_gputrain,
             must_ask=False,
         )

@@ -15,7 +15,7 @@ import pytest
 
 from engine.hosts import channel, watch
 from engine.hosts.reading import HostReading, HostState
-from engine.hosts.watch import NO_RUNS, HostWatch
+from engine.hosts.watch import LATE_RUNS, NO_RUNS, HostWatch
 from engine.utils.process_table import read_stat
 from support.gputrain_command import ROOT
 from support.servers.ssh_stand_in import CHANGED_WORDS, HOST_KEY_CHANGED, SshStandIn, run_line, snapshot_line
@@ -128,6 +128,14 @@ def test_older_gputrain_still_says_its_gpus(hosts: Hosts) -> None:
     hosts.follow("lab1")
     reading = hosts.reading(until=lambda reading: not reading.is_awaited)
     assert (reading.state, reading.reason) == (HostState.OK, f"{NO_RUNS}: no --watch")
+
+
+def test_host_that_lists_no_runs_says_so(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "STALE_SECONDS", 0.3)
+    program = "#!/bin/sh\n[ $1 = gpus ] || exec sleep 9\nwhile cat {folder}/gpus; do sleep 0.1; done\n"
+    hosts.ssh.add_gputrain("lab1", program=program)
+    hosts.follow("lab1")
+    assert hosts.reading(until=lambda reading: reading.reason == LATE_RUNS).is_awaited
 
 
 @pytest.mark.parametrize(("version", "state"), [(2, HostState.OK), (0, HostState.OK), (3, HostState.DOWN)])
