@@ -35,8 +35,7 @@ RESERVED_NAMES = (ANY_HOST, ALL_HOSTS, "slurm", "ray")
 _HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 MAX_NAME_CHARS = 255
 
-SSH_FAILED = 255
-"""Exit code of ssh when it has no connection, ssh(1)."""
+SSH_FAILED = 255  # exit code of ssh when it has no connection, ssh(1)
 CONNECT_SECONDS = 10
 # A dead connection ends after the product of the two.
 ALIVE_SECONDS, ALIVE_COUNT = 5, 2
@@ -61,8 +60,8 @@ MAX_WORDS_CHARS = 300
 READ_BYTES = 1 << 16
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
+# Line before the answer. What an rc file prints comes before it.
 START_MARKER = b"gputrain-starts\n"
-"""Line before the answer. What an rc file prints comes before it."""
 # Made of two parts, so that a shell that prints its commands does not print the marker.
 _PRINT_MARKER = "printf 'gputrain-%s\\n' starts"
 # sshd gives a command the PATH of no login shell. A program in the folder of ours counts if it is the user's there.

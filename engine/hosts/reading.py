@@ -33,15 +33,12 @@ from engine.utils.codec import (
 
 MAX_GPUS, MAX_PROCESSES, MAX_RUNS = 64, 1000, 200
 MAX_LINE_BYTES, MAX_RUN_BYTES = 1 << 20, 1 << 17
-MAX_TEXT_BYTES = 2000
-"""Bound of one text in a reading of GPUs."""
-MAX_NUMBER, MAX_INDEX_DIGITS = 1e9, 5
-"""Bounds of what nvidia-smi prints."""
+MAX_TEXT_BYTES = 2000  # of one text in a reading of GPUs
+MAX_NUMBER, MAX_INDEX_DIGITS = 1e9, 5  # of nvidia-smi
 _LONG_TEXT = re.compile(rb'"[^"]{%d}' % MAX_TEXT_BYTES)
 _FORMAT = re.compile(rb'\{\s*"format":\s*(\d{1,4}),')
 _NEWS = tuple(b'{"format":%d,"%s":' % (FORMAT, name) for name in (b"gone", b"listed"))
-FORMATS_APART = 1
-"""How many versions older or newer than this gputrain that of a host may be."""
+FORMATS_APART = 1  # versions that the gputrain of a host may be older or newer than this one
 
 
 class HostState(StrEnum):

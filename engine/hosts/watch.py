@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -56,8 +55,8 @@ END_SECONDS = 1.0
 EXIT_CODE_SECONDS = 0.2  # between the end of the answer and that of ssh
 READ_BYTES = 1 << 16
 MAX_WORDS_BYTES = 1 << 12
+# More keeps this thread from serving other hosts. The first word of a host with long runs has one MiB.
 MAX_BYTES_PER_TICK = 1 << 23
-"""More keeps this thread from serving other hosts. The first word of a host with long runs has one MiB."""
 # What ssh says when it would ask for something; it has no exit codes for that.
 ASKS = (b"Permission denied", b"Host key verification failed")
 # sshd may lock out who fails to log in again and again, so this waits for a person.
@@ -73,9 +72,7 @@ _SCRIPT = (
 )
 
 
-@cache
-def _probe_source() -> bytes:
-    return Path(__file__).with_name("probe.py").read_bytes()
+_PROBE = Path(__file__).with_name("probe.py")
 
 
 class HostWatch:
@@ -109,10 +106,8 @@ class HostWatch:
     def first_readings(self, timeout_s: float = FIRST_WORD_SECONDS) -> tuple[HostReading, ...]:
         """Return the readings as soon as each host has said all or failed, or the time is up."""
         deadline = time.monotonic() + timeout_s
-        while any(reading.is_awaited for reading in self.readings()):
-            if (left_s := deadline - time.monotonic()) <= 0:
-                break
-            self.wait(left_s)
+        while any(reading.is_awaited for reading in self.readings()) and time.monotonic() < deadline:
+            self.wait(max(deadline - time.monotonic(), 0.0))
         return self.readings()
 
     def retry(self, name: str) -> None:
@@ -168,15 +163,14 @@ class _Link:
 
     def __init__(self, name: str, command: str) -> None:
         self.reading = HostReading(name)
+        # When it connects, on the monotonic clock; infinite if only a person can help.
         self.retry_at = 0.0
-        """When it connects, on the monotonic clock; infinite if only a person can help."""
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0
+        # When the host said something that was understood; and that, or when the connection began.
         self._heard_at: float | None = None
-        """When the host said something that was understood."""
         self._active_at = self._connected_at = 0.0
-        """The same, or when the connection began; and when it began."""
         self._ended: list[subprocess.Popen[bytes]] = []
         self._clear()
 
@@ -216,7 +210,7 @@ class _Link:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None  # noqa: S101
         # It fits into the pipe, whether ssh reads it or not.
         with suppress(OSError), process.stdin as stdin:
-            stdin.write(_probe_source())
+            stdin.write(_PROBE.read_bytes())
         for stream in (process.stdout, process.stderr):
             os.set_blocking(stream.fileno(), False)
             selector.register(stream, selectors.EVENT_READ, self)
@@ -254,11 +248,11 @@ class _Link:
 
     def _take_answer(self, lines: list[bytes]) -> None:
         """Take the last snapshot among lines of stdout, of which those before the marker are noise."""
-        if not self._has_started:
-            starts = [index for index, line in enumerate(lines) if line + b"\n" == START_MARKER]
-            self._has_started = bool(starts)
-            lines = lines[starts[0] + 1 :] if starts else []
-        if not lines:
+        marker = START_MARKER.rstrip()
+        if not self._has_started and marker in lines:
+            self._has_started = True
+            lines = lines[lines.index(marker) + 1 :]
+        if not self._has_started or not lines:
             return
         try:
             snapshot = parse_snapshot(lines[-1])
