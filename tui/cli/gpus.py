@@ -18,7 +18,7 @@ from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
 from engine.utils.codec import encode
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user
-from tui.cli.console import until_unread
+from tui.cli.console import json_line, print_json, table_console, until_unread
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -105,8 +105,6 @@ class _SnapshotPrinter:
         if not self._options.json and not self._record_only:
             from rich.live import Live
 
-            from tui.cli.console import table_console
-
             self._console = table_console()
             self._live = Live(console=self._console, auto_refresh=False) if self._in_place else None
             if self._live is not None:
@@ -121,8 +119,6 @@ class _SnapshotPrinter:
         if self._record_only:
             return
         if self._options.json:
-            from tui.cli.console import json_line, print_json
-
             if self._options.sample_count == 1:
                 print_json(snapshot)
             else:

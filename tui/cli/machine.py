@@ -12,14 +12,17 @@ from typing import Annotated
 import typer
 
 from engine.doctor.check import Check
+from engine.doctor.leftovers import Leftover, find_leftovers, remove_leftovers
 from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
 from engine.show.table import Align, Column
 from engine.utils.errors import UsageError
+from engine.utils.libraries import check_training
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_bytes
 from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, FlagOverrides, config_flags, resolve_arguments
 from tui.cli.console import ask, print_json, print_table, table_console
+from tui.cli.gpus import GpusOptions, show_gpus
 from tui.cli.options import HostsOption, JsonOption, RunsDirOption, TrustCodeOption, YesOption, count_option
 from tui.cli.train import StartOptions, build_request, raise_problems
 from tui.flags import FLAG_TO_KEY
@@ -64,7 +67,6 @@ def gpus(
             raise UsageError.one("--hosts", f"cannot be combined with {option}", code="conflict")
         show_host_gpus(hosts, as_json=as_json, watch=watch, processes=processes)
         return
-    from tui.cli.gpus import GpusOptions, show_gpus
 
     show_gpus(
         GpusOptions(
@@ -122,7 +124,6 @@ def doctor(
     a batch on its ranks.
     """
     from engine.doctor.examine import examine
-    from engine.utils.libraries import check_training
 
     refuse_urls(arguments or [])
     if send_test_message:
@@ -201,8 +202,6 @@ def clean(*, yes: YesOption = False, as_json: JsonOption = False) -> None:
     Caches are made again when they are needed: decoded images, lists of models, compiled code. Runs, trained
     models, settings and presets stay. With --json, it only lists.
     """
-    from engine.doctor.leftovers import Leftover, find_leftovers, remove_leftovers
-
     found = find_leftovers()
     if as_json:
         print_json({"leftovers": found})

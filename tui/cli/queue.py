@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from engine.queue import listing
+from engine.queue.listing import interrupted_rows
+from engine.runs.folder import RunFolder
 from engine.runs.root import runs_root
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
@@ -35,7 +38,6 @@ def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -
 
     hold, release, move, priority and begin change one of your own waiting runs.
     """
-    from engine.queue import listing
     from tui.tables.queue import PLAIN_COLUMNS
 
     rows = listing.list_queue(runs_root(runs_dir))
@@ -137,8 +139,6 @@ def resume(
     behind the runs of other users that have arrived since.
     """
     from engine.launch.detached import resume_waits
-    from engine.queue.listing import interrupted_rows
-    from engine.runs.folder import RunFolder
     from tui.launcher import launch_run
 
     root = runs_root(runs_dir)

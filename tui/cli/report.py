@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from engine.foreign.folders import require_unwatched
+from engine.runs.folder import RunFolder
+from engine.runs.metric_directions import read_directions
 from engine.runs.root import runs_root
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user
@@ -92,8 +94,6 @@ def report(
         parse_width,
         write_output,
     )
-    from engine.runs.folder import RunFolder
-    from engine.runs.metric_directions import read_directions
     from engine.show.foreign_run import as_foreign
 
     path = expand_user(output or DEFAULT_OUTPUT)

@@ -12,15 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.launch.survivors import find_survivors
+from engine.runs.fields import names_of
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.metric_directions import read_directions
+from engine.runs.query import parse_columns, parse_query
+from engine.runs.root import runs_root
+from engine.runs.run_list import RunList
+from engine.runs.run_row import RunRow
+from engine.runs.run_view import RunView, SortOrder, ViewRequest, make_view
+from engine.utils.errors import UsageError, nearest
+from engine.utils.text import list_names, pluralize, printable
 from tui.cli.command import command
+from tui.cli.console import is_read_for, json_line, print_json, print_table, until_unread
 from tui.cli.help import MinusWordsCommand
 from tui.cli.options import HostsOption, JsonOption, RunsDirOption, count_option
 from tui.cli.tree import subcommands
 
 if TYPE_CHECKING:
-    from engine.runs.run_list import RunList
-    from engine.runs.run_row import RunRow
-    from engine.runs.run_view import RunView
     from tui.cli.hosts import HostRuns
 
 # After this time, a terminal shows what takes long.
@@ -73,15 +82,6 @@ def list_runs(
 
     Lists the runs that meet all conditions. A condition after a minus must not hold.
     """
-    from engine.runs.fields import names_of
-    from engine.runs.metric_directions import read_directions
-    from engine.runs.query import parse_columns, parse_query
-    from engine.runs.root import runs_root
-    from engine.runs.run_list import RunList
-    from engine.runs.run_view import SortOrder, ViewRequest, make_view
-    from engine.utils.errors import UsageError, nearest
-    from engine.utils.text import pluralize, printable
-    from tui.cli.console import print_json, print_table
     from tui.tables.runs import field_columns, listed_columns
 
     root = runs_root(runs_dir)
@@ -151,7 +151,6 @@ def list_runs(
 def watch_runs(run_list: RunList | HostRuns, select: Callable[[], Sequence[RunRow]]) -> None:
     """Print each selected run that is new or has changed, and each that is gone, as a line of JSON, until nobody reads
     them."""
-    from tui.cli.console import is_read_for, json_line, until_unread
 
     def print_lines(lines: Iterable[Mapping[str, Any]]) -> None:
         sys.stdout.writelines(f"{json_line(line)}\n" for line in lines)
@@ -171,10 +170,6 @@ def watch_runs(run_list: RunList | HostRuns, select: Callable[[], Sequence[RunRo
 
 def _name_survivors(rows: Sequence[RunRow]) -> None:
     """Name what is left of commands whose supervisors were killed, or which could not be killed."""
-    from engine.launch.survivors import find_survivors
-    from engine.runs.folder import RunFolder, RunState
-    from engine.utils.text import list_names, printable
-
     ended = (RunState.STOPPED, RunState.FAILED)
     states = {
         RunFolder(Path(row.folder)): row.state

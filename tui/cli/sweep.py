@@ -19,6 +19,7 @@ from engine.sweeps import MAX_PARALLEL, MAX_SEED, MAX_TRIALS, Pruner, Sampler
 from engine.sweeps import folder as sweep_folders
 from engine.sweeps.folder import SweepFolder, find_sweep, is_sweep_folder
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
+from engine.utils.libraries import check_training
 from engine.utils.text import printable
 from engine.utils.wait import wait_until
 from tui.cli.command import command
@@ -296,7 +297,6 @@ def resume(
 def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_owner: bool, trust_code: bool) -> None:
     """Run the controller, here or in the background, and exit with its code. Raises UsageError."""
     from engine.sweeps.start import detach_sweep, load_sweep, run_sweep
-    from engine.utils.libraries import check_training
     from tui.launcher import gputrain_command
 
     command = None
