@@ -187,7 +187,7 @@ FILTER_KEYS = (
 LIST_KEYS = screen_keys("", "lines.move lines.page lines.end")
 
 MONITOR_KEYS = screen_keys(
-    "select app.new_run open signal compare stop pause resume log delete app.runs app.command app.watched filter sort"
+    "select app.new_run open signal compare app.runs stop pause resume log delete app.command app.watched filter sort"
     " app.queue next_panel(1)"
 )
 GPU_KEYS = screen_keys("select open sideways(-1) sideways(1) app.new_run signal sort", "next_panel(1)")
