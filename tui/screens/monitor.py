@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.containers import Container, Horizontal
+from textual.containers import Container
 from textual.markup import escape
 
 from engine.gpus.snapshot import Gpu, GpuProcess
@@ -80,9 +80,8 @@ class MonitorScreen(MonitorKeysScreen):
 
     def compose_body(self) -> ComposeResult:
         with Body(id="body"):
-            with Horizontal(id="gpu-panels"):
-                yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
-                yield Lines(selectable=True, id="more-gpus")
+            yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
+            yield Lines(selectable=True, id="more-gpus")
             yield Lines(selectable=True, id="processes")
             yield Lines(selectable=True, id="runs")
 
@@ -140,10 +139,13 @@ class MonitorScreen(MonitorKeysScreen):
         if layout == self._room or not body.height:
             return
         self._room = layout
-        for name, height in (("gpu-panels", layout.gpus), ("processes", layout.processes), ("runs", layout.runs)):
+        # A container around both panels of GPUs would take a tenth of the time of each key.
+        panels = self.query_one(Body).styles
+        panels.grid_size_columns = layout.gpu_columns
+        panels.grid_rows = " ".join(str(height) for height in (layout.gpus, layout.processes, layout.runs) if height)
+        for name in ("processes", "runs"):
             panel = self.query_one(f"#{name}")
-            panel.display = height > 0
-            panel.styles.height = max(height, 1)
+            panel.display, panel.styles.column_span = getattr(layout, name) > 0, layout.gpu_columns
         self.query_one("#more-gpus").display = layout.gpu_columns > 1
         # The text widths of the panels follow in the next refresh.
         self.call_after_refresh(self.update_if_on_top)

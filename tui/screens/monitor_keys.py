@@ -69,8 +69,9 @@ class MonitorKeysScreen(GpuProcessesScreen):
         if action == "back":
             return self.has_open_filter
         if action == "select":
-            is_run = focused == "runs" and self._open_title() is not None and self._remote_run() is None
-            return self._focused_gpu() is not None or is_run
+            if focused == "runs":
+                return self._open_title() is not None and self._remote_run() is None
+            return self._focused_gpu() is not None
         if action == "signal":
             return focused == "processes" and self._selected_process() is not None and self.shows_own_processes
         if action == "open":
@@ -160,7 +161,7 @@ class MonitorKeysScreen(GpuProcessesScreen):
             self.open_process(selected)
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
-        super().on_lines_moved(event)
+        # Textual calls the handler of the base class, too.
         if self._hosts is not None and event.lines.id == "gpus":
             # The cursor does not wait for the processes of another host.
             self.call_after_refresh(self.show_panel, "processes")
@@ -169,9 +170,11 @@ class MonitorKeysScreen(GpuProcessesScreen):
 
     def _remote_run(self) -> RunRow | None:
         """Return the run under the cursor if it is on another host."""
-        panel = self.query_one("#runs", Lines)
-        row = self._runs.find(panel.selected_key) if panel.has_focus else None
-        return row if self._hosts is not None and self._hosts.is_remote(row) else None
+        focused = self.focused
+        if self._hosts is None or not isinstance(focused, Lines) or focused.id != "runs":
+            return None
+        row = self._runs.find(focused.selected_key)
+        return row if self._hosts.is_remote(row) else None
 
     def _on_remote_run(self, action: str) -> None:
         """Do something with the run under the cursor. Those of this host have a screen for it."""
