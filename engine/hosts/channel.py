@@ -142,7 +142,8 @@ def _control_options(*, ask: bool, master: bool) -> Mapping[str, str]:
 def _socket_folder() -> str | None:
     """Return a folder for control sockets that only this user can change; None if there is none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    root = Path(runtime) / "gputrain" if runtime else Path(tempfile.gettempdir()) / f"gputrain-{os.getuid()}"
+    # `gputrain-UID` in /tmp is that of the reservations, which all users read.
+    root = Path(runtime) / "gputrain" if runtime else Path(tempfile.gettempdir()) / f"gputrain-ssh-{os.getuid()}"
     with suppress(OSError):
         folder = os.fspath(make_user_folder(root))
         # ssh expands % in it.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import stat
+import tempfile
+from pathlib import Path
+
 import pytest
 
+from engine.gpus.reservation_reader import FOLDER_NAME
 from engine.hosts.channel import HostUnreachableError, check_host_name, parse_hosts, run_on, ssh_argv
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
@@ -27,6 +32,19 @@ def test_hosts_are_named_once_in_order() -> None:
 def test_ssh_asks_only_on_request() -> None:
     assert "BatchMode=yes" in ssh_argv("lab1", "true")
     assert "BatchMode=no" in ssh_argv("lab1", "true", ask=True)
+
+
+def test_control_sockets_are_in_folder_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    # Short: the path of a socket has at most 108 bytes, unix(7).
+    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as temporary:
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        [path] = (word for word in ssh_argv("lab1", "true") if word.startswith("ControlPath="))
+        folder = Path(path.partition("=")[2]).parent
+        assert (folder.parent, stat.S_IMODE(folder.stat().st_mode)) == (Path(temporary), 0o700)
+        assert FOLDER_NAME.fullmatch(folder.name) is None
+        folder.chmod(0o777)
+        assert "ControlPath=none" in ssh_argv("lab1", "true")
 
 
 def test_arguments_reach_host_as_typed(ssh: SshStandIn) -> None:
