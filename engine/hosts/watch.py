@@ -67,7 +67,7 @@ LATE_RUNS = "its runs are not listed yet"
 # GPUs come through stdout and runs through stderr: lines of two programs mix in one pipe, pipe(7).
 _SCRIPT = (
     'if command -v gputrain > /dev/null; then if [ -d "$1" ]; then set -- --runs-dir "$1"; else set --; fi; '
-    f'{{ gputrain runs --watch --json -n {MAX_RUNS} "$@" || echo "{NO_RUNS}"; }} >&2 < /dev/null & '
+    f'{{ gputrain runs --watch --json -n {MAX_RUNS} "$@"; printf "\\n{NO_RUNS}\\n"; }} >&2 < /dev/null & '
     f"exec gputrain gpus --watch --json --interval {INTERVAL_SECONDS} < /dev/null; else exec python3 -; fi"
 )
 
@@ -85,6 +85,8 @@ class HostWatch:
     def __init__(self, names: Sequence[str], runs_dir: Path | None = None) -> None:
         command = remote_script(_SCRIPT, [str(runs_dir or "")])
         self._links = {name: _Link(name, command) for name in parse_hosts(names)}
+        self._runs_dir = runs_dir
+        self._has_runs_dir = self._find_runs_dir()
         self._changed = threading.Event()
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -131,6 +133,9 @@ class HostWatch:
         self._wake()
         self._thread.join(END_SECONDS)
 
+    def _find_runs_dir(self) -> bool:
+        return self._runs_dir is None or self._runs_dir.is_dir()
+
     def _wake(self) -> None:
         with suppress(OSError):
             os.write(self._wake_writer, b"\0")
@@ -139,6 +144,11 @@ class HostWatch:
         try:
             while not self._closed:
                 now = time.monotonic()
+                if not self._has_runs_dir and self._find_runs_dir():
+                    # Hosts that share it follow another one.
+                    self._has_runs_dir = True
+                    for link in self._links.values():
+                        link.reconnect(self._selector)
                 for link in self._links.values():
                     if link.advance(now, self._selector):
                         self._changed.set()
@@ -335,6 +345,13 @@ class _Link:
             snapshot = replace_record(snapshot, gpus=tuple(gpu.as_stale(age) for gpu in snapshot.gpus))
         reason = printable(reason)[:MAX_WORDS_CHARS]
         self.reading = replace(self.reading, state=state, reason=reason, age_s=age_s, snapshot=snapshot)
+
+    def reconnect(self, selector: selectors.BaseSelector) -> None:
+        """Connect anew, unless there is no connection. What is known stays."""
+        if self._process is not None:
+            self.disconnect(selector)
+            # Until then, ssh removes its control socket.
+            self.retry_at = time.monotonic() + PAUSES_SECONDS[0]
 
     def disconnect(self, selector: selectors.BaseSelector) -> None:
         """Request the end of ssh, which takes its control socket with it."""

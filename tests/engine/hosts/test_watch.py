@@ -32,8 +32,8 @@ class Hosts:
         self.ssh = ssh
         self.watch: HostWatch | None = None
 
-    def follow(self, *names: str) -> HostWatch:
-        self.watch = HostWatch(names)
+    def follow(self, *names: str, runs_dir: Path | None = None) -> HostWatch:
+        self.watch = HostWatch(names, runs_dir)
         return self.watch
 
     def reading(self, index: int = 0, *, until: Callable[[HostReading], bool]) -> HostReading:
@@ -128,6 +128,29 @@ def test_older_gputrain_still_says_its_gpus(hosts: Hosts) -> None:
     hosts.follow("lab1")
     reading = hosts.reading(until=lambda reading: not reading.is_awaited)
     assert (reading.state, reading.reason) == (HostState.OK, f"{NO_RUNS}: no --watch")
+
+
+def test_runs_folder_that_a_first_run_makes_is_followed(hosts: Hosts, tmp_path: Path) -> None:
+    program = (
+        "#!/bin/sh\n[ $1 = runs ] || {{ cat {folder}/gpus; exec sleep 9; }}\n"
+        """[ -z "$6" ] || cat {folder}/runs; echo '{{"format":1,"listed":0}}'; exec sleep 9\n"""
+    )
+    hosts.ssh.add_gputrain("lab1", "", f"{run_line('first')}\n", program=program)
+    hosts.follow("lab1", runs_dir=tmp_path / "runs")
+    assert hosts.reading(until=lambda reading: not reading.is_awaited).rows == ()
+    (tmp_path / "runs").mkdir()
+    [row] = hosts.reading(until=lambda reading: bool(reading.rows)).rows
+    assert row.name == "first"
+
+
+def test_end_of_the_list_of_runs_is_told(hosts: Hosts) -> None:
+    # Whatever ends it, also in the middle of a line.
+    program = (
+        '#!/bin/sh\n[ $1 = gpus ] || {{ printf \'{{"format":1,"na\'; exit 0; }}\ncat {folder}/gpus; exec sleep 9\n'
+    )
+    hosts.ssh.add_gputrain("lab1", program=program)
+    hosts.follow("lab1")
+    assert hosts.reading(until=lambda reading: not reading.is_awaited).reason.startswith(NO_RUNS)
 
 
 def test_host_that_lists_no_runs_says_so(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
