@@ -43,7 +43,7 @@ FLAG_METAVARS = {
     "dataset": "NAME", "data_path": "PATH", "task": "NAME", "image_size": "N", "model": "NAME", "epochs": "N",
     "batch_size": "N", "loss": "NAME", "lr": "LR", "optimizer": "NAME", "scheduler": "NAME", "amp": "LEVEL",
     "workers": "N", "seed": "N", "ranks": "N", "launcher": "NAME", "gpus": "GPUS", "name": "NAME", "after": "RUN",
-    "begin": "TIME", "time_limit": "MINUTES", "min_free": "SIZE", "share": "N", "priority": "N",
+    "begin": "TIME", "time_limit": "TIME", "min_free": "SIZE", "share": "N", "priority": "N",
 }  # fmt: skip
 BOOLEAN_FLAGS = {"queue", "resume", "snapshot"}
 # A run that sets one of them does not start on GPUs that are in use.

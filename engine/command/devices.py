@@ -5,6 +5,7 @@ The devices come from `engine.gpus.allocation`, the processes on them from a sna
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from engine.utils.errors import Problem
 
 # `${run}` is a variable of a shell, and `{{run}}` belongs to a template.
 _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_][\w.-]*)\}")
-PLACEHOLDERS = ("gpus", "ids", "uuids", "run", "folder")
+JOB_PLACEHOLDERS = ("nodes", "head", "port")
+"""Those of a job of several nodes, whose script sets variables such as `GPUTRAIN_HEAD`."""
+PLACEHOLDERS = ("gpus", "ids", "uuids", "run", "folder", *JOB_PLACEHOLDERS)
 """The names that `expand` replaces."""
 
 
@@ -59,8 +62,11 @@ def has_placeholder(word: str) -> bool:
 
 
 def expand(words: Sequence[str], names: DeviceNames, run: str, folder: Path) -> list[str]:
-    """Return words with `{gpus}` (a number), `{ids}`, `{uuids}`, `{run}` and `{folder}` replaced."""
-    values = {
+    """Return words with `{gpus}` (a number), `{ids}`, `{uuids}`, `{run}` and `{folder}` replaced.
+
+    In a job of a batch system also `{nodes}` (a number), `{head}`, the first node, and `{port}`."""
+    found = {name: os.environ.get(f"GPUTRAIN_{name.upper()}", "") for name in JOB_PLACEHOLDERS}
+    values = {name: value for name, value in found.items() if value} | {
         "gpus": str(len(names.uuids)),
         "ids": ",".join(names.ids),
         "uuids": ",".join(names.uuids),

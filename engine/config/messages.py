@@ -34,7 +34,7 @@ _KEY_MESSAGES = {
     "augment.scale": "must be two numbers, such as [0.8, 1.2]",
     "eval.metrics": f"must be {', '.join(CLASS_METRICS)}, or names of user code, such as [metrics:f1]",
     "model.freeze": "must be none, backbone, or parameter name prefixes such as [layer1, layer2]",
-    "queue.time_limit": "must be a number of minutes from 0 to 1000000, such as 90",
+    "queue.time_limit": "must be a number of minutes from 0 to 1000000, such as 90, or a time such as 8h",
     "optim.clip_norm_type": "must be a number greater than 0, or inf",
     "notify.when": f"must be a list of {', '.join(OCCASIONS)}",
 }

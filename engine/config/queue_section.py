@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated
 
@@ -14,6 +15,8 @@ from engine.utils.units import parse_size
 
 MAX_PRIORITY = 1000
 ANY_END = ":any"
+MINUTES = {"s": 1 / 60, "min": 1, "h": 60, "d": 1440}
+_DURATION = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?({'|'.join(MINUTES)})")
 
 
 RunReferences = Annotated[
@@ -35,6 +38,13 @@ def _check_begin(text: str) -> str:
     return text
 
 
+def _as_minutes(value: object) -> object:
+    """Return the minutes of a time with a unit, such as 90min, 8h or 1d; anything else as it is."""
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    return value if match is None else float(match[1]) * MINUTES[match[2]]
+
+
+Minutes = Annotated[float, BeforeValidator(_as_minutes)]
 MemorySize = Annotated[Text, AfterValidator(_check_memory_size)]
 BeginText = Annotated[Text, AfterValidator(_check_begin)]
 
@@ -78,12 +88,13 @@ class QueueConfig(Section):
         "for sbatch --begin. The time is local; a time of day that has passed is that of tomorrow. "
         "Implies device.wait. Set it on the command line.",
     )
-    time_limit: float = Field(
+    time_limit: Minutes = Field(
         0.0,
         ge=0,
         le=1e6,
         title="time limit",
-        description="Stop the run this many minutes after its start; 0 disables. A training saves a checkpoint.",
+        description="Stop the run this many minutes after its start, or 90s, 8h, 2d; 0 disables. A training saves a "
+        "checkpoint. With --on slurm it is that of the job, which continues the run.",
     )
 
     @property

@@ -3,7 +3,8 @@
 It holds `run: {code_packages: [...]}`, which `engine.config.loader` merges below all other layers and
 `engine.inference` reads for commands that take no config, `limits: {gpus: N, runs: N, hours: H}`, see
 `engine.config.limits`, `reservations`, the folder of the reservations of GPUs, see `engine.gpus.reservation`, and
-`hosts: [NAME, ...]`, the other hosts of `--hosts all` and `run --on any`, see `engine.hosts`.
+`hosts: [NAME, ...]`, the other hosts of `--hosts all` and `run --on any`, see `engine.hosts`. `slurm` has defaults of
+`run --on slurm`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from engine.utils.errors import UsageError
 from engine.utils.files import config_folder, own_folder_advice, read_bytes, settings_file, user_path_problem
 
 CONTENT = (
-    "run: {code_packages: [PACKAGE, ...]}, limits: {gpus: N, runs: N, hours: H}, reservations: /FOLDER and "
-    "hosts: [HOST, ...]"
+    "run: {code_packages: [PACKAGE, ...]}, limits: {gpus: N, runs: N, hours: H}, reservations: /FOLDER, "
+    "hosts: [HOST, ...] and slurm: {partition: NAME, account: NAME, setup: [LINE, ...]}"
 )
 
 
@@ -40,6 +41,15 @@ class RunSettings(Section):
     code_packages: PackageNames = ()
 
 
+class SlurmSettings(Section):
+    """Section `slurm` of the settings file: what `run --on slurm` submits without options. `setup` are lines of a shell
+    that the job runs first, such as `module load cuda`."""
+
+    partition: str = ""
+    account: str = ""
+    setup: Annotated[tuple[str, ...], Strict(False)] = ()
+
+
 class UserSettings(Section):
     """Content of the settings file."""
 
@@ -48,6 +58,7 @@ class UserSettings(Section):
     reservations: Annotated[str, Field(pattern="^/")] | None = None
     hosts: Annotated[tuple[str, ...], Strict(False)] = ()
     """As typed: `engine.hosts.channel` checks the names."""
+    slurm: SlurmSettings = SlurmSettings()
 
 
 def read_settings() -> UserSettings:

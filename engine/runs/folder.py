@@ -26,6 +26,7 @@ from engine.utils.trust import foreign_reason
 
 if TYPE_CHECKING:
     from engine.runs.history import History
+    from engine.runs.job import JobView
 
 # Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
 MAX_EVALUATION_BYTES = 48 << 20
@@ -118,6 +119,8 @@ class RunFolder:
     """Lock file that only its user can open, which decides who owns the run."""
     queue = PathOf("queue.json")
     """Place of the run in the queue for GPUs, see `engine.queue.state`."""
+    job = PathOf("job.json")
+    """Job of the run in a batch system, see `engine.runs.job`."""
     class_indices = PathOf("class_indices.json")
     """Class names by index, as a JSON object."""
     evaluation = PathOf("evaluation.json")
@@ -238,7 +241,7 @@ class RunFolder:
         folders = (*outputs, *code, self.control, self.sync, self.metrics, self.torchrun)
         locks = (self.lock, self.private_lock)
         files = (self.config, self.journal, self.summary, self.log, self.owner, *locks, self.class_indices)
-        more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
+        more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.job, self.skipped_files)
         profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))
         for path in (*folders, *files, *more_files, self.command, *self.checkpoints.glob("*.pt"), *profiles):
             with suppress(OSError):
@@ -258,9 +261,21 @@ class RunFolder:
         if self.is_owned() if is_owned is None else is_owned:
             # The owner resumes a run that has ended.
             return recorded if recorded.live else RunState.STARTING
+        if (view := self.job_view(recorded)) is not None:
+            return view.state
         if not recorded.live:
             return recorded
         return RunState.INTERRUPTED if recorded is RunState.WAITING else RunState.CRASHED
+
+    def job_view(self, recorded: RunState) -> JobView | None:
+        """Return what its job in a batch system says of the run, which no process owns and whose record has this state;
+        None if nothing."""
+        # A Path takes longer than the file system.
+        if not is_file(f"{self.path}/job.json"):
+            return None
+        from engine.runs.job import view_job
+
+        return view_job(self, recorded)
 
     def is_owned(self) -> bool:
         """Whether a live process owns the run, see `engine.runs.claim`."""

@@ -44,11 +44,11 @@ class _Entry:
 
     @property
     def is_live(self) -> bool:
-        return self.row is not None and self.row.live
+        return self.row is not None and (self.row.live or self.row.has_open_job)
 
     def is_valid(self, stamp: tuple[int, ...] | None) -> bool:
         """Whether the row is still that of the folder. What makes a file readable does not change its folder."""
-        is_final = self.row is None or not (self.row.live or self.row.unreadable)
+        is_final = self.row is None or not (self.is_live or self.row.unreadable)
         return self.stamp == stamp and is_final and not self.is_fresh
 
 

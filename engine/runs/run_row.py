@@ -46,6 +46,8 @@ class RunRow(NamedTuple):
     (`engine.runs.trials`). `formats` are those of the logs of a run of another program (`engine.runs.foreign_record`),
     and in a comparison also of the metrics of a command.
 
+    `has_open_job`: no process owns the run, but its job in a batch system may start it again.
+
     In a comparison and a report, the config of its record is whole, and `problem` says why its files cannot be read.
     """
 
@@ -63,6 +65,7 @@ class RunRow(NamedTuple):
     trials: int = 0
     formats: tuple[str, ...] = ()
     problem: str | None = None
+    has_open_job: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return what commands print of the run as JSON: its record, and what only a reader can tell.
@@ -124,7 +127,7 @@ def read_row(folder: RunFolder, status: os.stat_result | None = None) -> RunRow 
         record, written_ns = stored
         # Whoever claims a run touches its lock.
         if not record.state.live and written_ns >= claimed_ns:
-            return make_row(folder, record, record.state, status=status)
+            return make_row(folder, record, folder.state(record.state, is_owned=False), status=status)
         state = folder.state(record.state)
         if record.state.live and not state.live:
             # The owner may have written its last record and released the lock since.
@@ -149,7 +152,11 @@ def make_row(
     """Return the row of a run with this record. `state` is its state now, `status` that of the folder and `labels` its
     labels, unless they are to be found out. `problem` says why its journal cannot be read."""
     state, labels = state or folder.state(record.state), labels or read_labels(folder)
-    message = problem or claim_message(folder, state) or state_message(record, state)
+    # The owner of a live run knows its state.
+    has_owner = state.live and state is record.state and state is not RunState.WAITING
+    view = None if has_owner else folder.job_view(record.state)
+    told = view.message if view is not None and view.state is state else ""
+    message = problem or told or claim_message(folder, state) or state_message(record, state)
     return RunRow(
         name=folder.name,
         folder=str(folder.path),
@@ -162,6 +169,7 @@ def make_row(
         note=labels.note,
         archived=labels.archived,
         sweep=folder.sweep,
+        has_open_job=view is not None and view.is_open,
     )
 
 

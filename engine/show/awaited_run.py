@@ -110,7 +110,7 @@ class RunWait:
         """Whether the run has ended: one that has lost its owner may be restarted at once."""
         if self.row.state not in LOST_STATES:
             self._lost_since = None
-            return not self.row.live
+            return not (self.row.live or self.row.has_open_job)
         self._lost_since = self._clock() if self._lost_since is None else self._lost_since
         claim = read_claim(self.folder.owner)
         is_restarted = claim is not None and claim.agents

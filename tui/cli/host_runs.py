@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
+from engine.batch.states import ENGINES as BATCH_SYSTEMS
 from engine.hosts.channel import (
     SSH_FAILED,
     START_MARKER,
@@ -34,6 +35,7 @@ from engine.hosts.channel import (
 from engine.hosts.placement import GPUTRAIN_LINES, MESSAGE_MARKER, RemoteRequest, messages_of, start_on
 from engine.hosts.reading import parse_run
 from engine.hosts.watch import ASKS
+from engine.launch.submission import JobOptions, print_script, submit_run, without_options
 from engine.runs.root import runs_root
 from engine.runs.run_row import RunRow
 from engine.utils.codec import InvalidRecordError
@@ -47,7 +49,7 @@ from tui.cli.terminal import is_on_terminal, plain_commands, require_terminal
 
 if TYPE_CHECKING:
     from engine.launch.request import RunRequest
-    from tui.cli.train import StartOptions
+    from tui.cli.train import PlaceOptions, StartOptions
 
 COMMANDS = frozenset({
     "attach", "compare", "logs", "resume", "stop", "wait",
@@ -56,6 +58,7 @@ COMMANDS = frozenset({
 """The commands that take HOST:RUN."""
 T = TypeVar("T")
 SCREEN_OPTIONS = ("--detach", "--headless")
+PLACE_OPTIONS = ("--on", "--nodes", "--partition", "--slurm")
 MAX_LINE_BYTES = 1 << 16
 # The first of these with which a part of the command ends is the exit code.
 WORST_CODES = (ExitCode.USAGE_ERROR, ExitCode.TIMED_OUT, ExitCode.FAILED, ExitCode.STOPPED)
@@ -65,25 +68,34 @@ def start_elsewhere(
     place: str,
     request: RunRequest,
     start: StartOptions,
-    words: Sequence[str],
+    options: PlaceOptions,
     file: str | None,
     *,
     env: Sequence[str],
-    copies: bool,
 ) -> None:
-    """Start a run at a place and print it as HOST:RUN. Exits with the code of the command there if that refuses it.
+    """Start a run at a place and print it as HOST:RUN, that of a batch system as RUN. Exits with the code of the
+    command there if that refuses it.
 
-    `words` are those of this command line, `file` its config as typed, and `env` its variables. Raises UsageError if
-    the run is refused here."""
+    `file` is the config as typed, and `env` are variables of a command. Raises UsageError if the run is refused
+    here."""
     from engine.config.loader import presets
 
     for option, is_set in (("--json", start.as_json), ("--dry-run", request.dry_run)):
         if is_set:
             raise UsageError.one("--on", f"cannot be combined with {option}", code="conflict")
+    if options.copy and place in BATCH_SYSTEMS:
+        raise UsageError.one("--copy", "copies to a host; --snapshot keeps the code of a job", code="conflict")
     if request.problems:
         raise UsageError(request.problems)
+    words, job = _without_place(sys.argv[2:]), JobOptions(options.nodes, options.partition, options.slurm or ())
+    if place not in BATCH_SYSTEMS and (options.print or job != JobOptions()):
+        option = "--print" if options.print else "--nodes, --partition, --slurm"
+        raise UsageError.one(option, f"is for a job: --on {' or '.join(BATCH_SYSTEMS)}", code="no-effect")
+    if place in BATCH_SYSTEMS:
+        _submit(place, request, words, job, prints=options.print)
+        return
     remote = RemoteRequest(
-        words=_without_place(words),
+        words=words,
         config=request.config,
         folder=Path.cwd(),
         runs_dir=runs_root(),
@@ -91,7 +103,7 @@ def start_elsewhere(
         is_command=request.command is not None,
         files=[file] if file is not None and file not in presets() else [],
         environment={name: os.environ[name] for name in env if "=" not in name},
-        copies=copies,
+        copies=options.copy,
     )
     try:
         started = _with_questions(place, *[partial(start_on, place, remote)] * 2)
@@ -103,6 +115,16 @@ def start_elsewhere(
     if started.code:
         raise typer.Exit(started.code)
     typer.echo(f"{started.host}:{started.name}")
+
+
+def _submit(engine: str, request: RunRequest, words: Sequence[str], job: JobOptions, *, prints: bool) -> None:
+    """Submit a run, and print its name, or only print the script. Raises UsageError."""
+    if prints:
+        typer.echo(print_script(engine, request, words, job), nl=False)
+        return
+    name, message = submit_run(engine, request, words, job)
+    typer.echo(message, err=True)
+    typer.echo(name)
 
 
 def _with_questions(host: str, act: Callable[[], T], act_again: Callable[[], T]) -> T:
@@ -122,12 +144,7 @@ def _with_questions(host: str, act: Callable[[], T], act_again: Callable[[], T])
 def _without_place(words: Sequence[str]) -> list[str]:
     """Return the words of `gputrain run` without those that say where and how it starts."""
     before, command = split_command(words)
-    kept, rest = list[str](), iter(before)
-    for word in rest:
-        if word == "--on":
-            next(rest, None)
-        elif word not in ("--copy", *SCREEN_OPTIONS) and not word.startswith("--on="):
-            kept.append(word)
+    kept = without_options(before, ("--copy", "--print", *SCREEN_OPTIONS), PLACE_OPTIONS)
     return kept if command is None else [*kept, "--", *command]
 
 

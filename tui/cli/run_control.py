@@ -15,6 +15,7 @@ from engine.runs.control import RequestName
 from engine.runs.events import CheckpointSaved, Profiled, RunContinued, RunPaused, WarningEvent
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.job import cancel_job
 from engine.runs.profile_file import Profile, diagnose_profile, newest_profile, read_profile
 from engine.runs.record_completion import open_run
 from engine.runs.root import runs_root
@@ -49,14 +50,16 @@ def stop(
     """Stop runs at their next step and save checkpoints.
 
     Waits until all have stopped. A waiting run leaves the queue: its folder stays, as a stopped run, and runs that wait
-    for it are held. `gputrain resume RUN` starts it after all. A second request kills the processes of a command at
-    once.
+    for it are held. The job of a run that waits in Slurm is cancelled. `gputrain resume RUN` starts it after all. A
+    second request kills the processes of a command at once.
     """
     from engine.queue.edit import cancel_interrupted
 
     def refuse(folder: RunFolder, state: RunState) -> Answer:
         if state is RunState.INTERRUPTED and folder.is_own and cancel_interrupted(folder):
             return f"is {RunState.STOPPED}"
+        if (cancelled := cancel_job(folder)) is not None:
+            return cancelled
         if not state.live and (ended := _stop_survivors(folder)) is not None:
             return ended
         return None if state.live else f"is not running: it is {state}"

@@ -35,8 +35,12 @@ from tui.cli.options import (
     DetachOption,
     EventsJsonOption,
     HeadlessOption,
+    NodesOption,
     OnOption,
+    PartitionOption,
+    PrintOption,
     RunsDirOption,
+    SlurmOption,
     TrustCodeOption,
     TrustOwnerOption,
     dry_run_option,
@@ -87,6 +91,28 @@ def takes_start(function: Callback) -> Callback:
     return expand_parameter(function, "start", parameters, lambda values: StartOptions(**values))
 
 
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Where a run starts, if not on this host, and what its job asks of a batch system."""
+
+    on: str | None = None
+    copy: bool = False
+    nodes: int = 1
+    partition: str = ""
+    slurm: Sequence[str] | None = None
+    print: bool = False
+
+
+def takes_place(function: Callback) -> Callback:
+    """Replace the parameter `place: PlaceOptions` by its options."""
+    options: dict[str, Any] = {
+        "on": OnOption, "copy": CopyOption, "nodes": NodesOption, "partition": PartitionOption, "slurm": SlurmOption,
+        "print": PrintOption,
+    }  # fmt: skip
+    parameters = {name: (option, getattr(PlaceOptions, name)) for name, option in options.items()}
+    return expand_parameter(function, "place", parameters, lambda values: PlaceOptions(**values))
+
+
 @command(
     [
         "gputrain run digits --epochs 5",
@@ -96,11 +122,15 @@ def takes_start(function: Callback) -> Callback:
         "gputrain run --gpus free:1 -- python train.py --lr 0.1",
         "gputrain run --gpus free:2 -- torchrun --nproc-per-node {gpus} train.py",
         "gputrain run --on any:lab1,lab2 --ngpu 2 flowers.yaml",
+        "gputrain run --on slurm --ngpu 4 --nodes 2 --time-limit 8h flowers.yaml",
     ],
     "[KEY=DEFAULT] is the config key of an option: gputrain config describe KEY.",
     "With --on, a run starts on HOST in the background, in this folder if both hosts share it. Its name is printed as "
     "HOST:RUN, which attach, compare, logs, resume, stop, wait and runs show take. A command there has the environment "
     "of a command over ssh, the PATH of this virtual environment, and --env.",
+    "With --on slurm, a job starts the run in this folder, with the environment of this shell, and continues it after "
+    "its --time-limit. A COMMAND with {nodes} (their number), {head} (the first one) or {port} runs on each node, any "
+    "other one on the first node.",
     "In COMMAND, {gpus} is the number of its GPUs, {ids} and {uuids} are the GPUs, {run} and {folder} are name and "
     "folder of the run. The exit code is that of COMMAND, or 125 (gputrain failed), 126 (not executable), 127 (not "
     "found).",
@@ -109,6 +139,7 @@ def takes_start(function: Callback) -> Callback:
 )
 @config_flags()
 @takes_start
+@takes_place
 @takes_command
 def run(
     *,
@@ -117,8 +148,7 @@ def run(
     start: StartOptions,
     words: Sequence[str] | None,
     options: CommandOptions,
-    on: OnOption = None,
-    copy: CopyOption = False,
+    place: PlaceOptions,
     dry_run: Annotated[bool, dry_run_option(" and train one batch per rank; keep no files.")] = False,
 ) -> None:
     """Train an image classifier, or run any other program.
@@ -136,14 +166,15 @@ def run(
         lambda: resolve_arguments(arguments, flags, trust_code=start.trust_code), start, base=file, dry_run=dry_run
     )
     request = with_command(request, words, options, flags, file)
-    if on is None and not copy:
+    if place == PlaceOptions(slurm=place.slurm) and not place.slurm:
         start_run(request, start)
         return
     from tui.cli.host_runs import start_elsewhere
 
-    if on is None:
-        raise UsageError.one("--copy", "copies the code to a host; name it with --on", code="missing-value")
-    start_elsewhere(on, request, start, sys.argv[2:], file, env=options.env, copies=copy)
+    if place.on is None:
+        option = "--copy" if place.copy else "--nodes, --partition, --slurm and --print"
+        raise UsageError.one(option, "name the place with --on", code="missing-value")
+    start_elsewhere(place.on, request, start, place, file, env=options.env)
 
 
 def start_run(request: RunRequest, start: StartOptions) -> None:

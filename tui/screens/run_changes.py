@@ -13,11 +13,13 @@ from pathlib import Path
 from engine.command.spec import has_command
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.job import cancel_job
 from engine.runs.labels import change_labels
 from engine.runs.manage import RunContents, move_to_trash, run_contents
 from engine.runs.run_row import RunRow
 from engine.utils.codec import replace
 from engine.utils.errors import Problem, UsageError, collect_problems
+from engine.utils.files import is_file
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_bytes
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
@@ -61,7 +63,12 @@ class RunChanges:
             self._screen.app.clear_notifications()
             self._app.show_toast(f"Sent the {request} request to {folder.name}; its log shows the effect")
 
-        self._screen.act(partial(send_request, folder.control, request), done)
+        def send() -> None:
+            if request != "stop" or cancel_job(folder) is None:
+                send_request(folder.control, request)
+
+        # A batch system may not answer for a while.
+        self._screen.act(send, done, in_thread=is_file(folder.job))
 
     def stop(self, folder: RunFolder, state: RunState | None) -> None:
         """Stop a run, after a question that says what that means in its state."""

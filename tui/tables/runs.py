@@ -198,6 +198,7 @@ def listed_columns(rows: Sequence[RunRow], sorted_by: Field | None = None) -> li
     columns.append(replace(field_column(find_field("tags")), optional=True))
     columns.append(Column("foreign", "foreign", lambda row: row.foreign or "", optional=True))
     columns.append(Column("command", "command", _listed_command, optional=True))
+    columns.append(Column("reason", "reason", lambda row: row.message if row.has_open_job else "", optional=True))
     if all(row.message and row.state in ENDED_BADLY for row in rows):
         columns.append(Column("cause", "cause", lambda row: row.message))
     return columns

@@ -1,0 +1,107 @@
+"""The job of a run in a batch system, `RUN/job.json`, and what that makes of the state of the run.
+
+`engine.launch.submission` writes it. A run whose process lives has its own state; otherwise its job says whether the
+run waits or starts, or why it did not begin or go on.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from engine.batch.engine import BatchError, JobPhase, JobState
+from engine.batch.states import ENGINES, UnknownJobError, forget, job_state
+from engine.runs.folder import RunFolder, RunState
+from engine.utils.codec import FileRecord, Meta, UnixTime, find_record, replace, write_record
+from engine.utils.errors import UsageError
+from engine.utils.files import find_file_stamp
+
+_Text = Annotated[str, Meta(max_length=1000)]
+MAX_JOB_BYTES = 1 << 14
+
+
+class SubmittedJob(FileRecord, frozen=True, kw_only=True):
+    """Content of `job.json`. `phase` and `words` are how the job ended, once somebody has seen that."""
+
+    engine: Annotated[str, Meta(max_length=100)]
+    """The batch system: slurm."""
+    id: Annotated[str, Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
+    """ID of the job there."""
+    submitted_at: UnixTime
+    """When it was submitted, in Unix seconds."""
+    phase: JobPhase | None = None
+    """How the job ended: completed, cancelled or failed; null before."""
+    words: _Text = ""
+    """Why it ended, in the words of the batch system, such as out of memory."""
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What its job says of a run without an owner: the state of the run and why. `is_open`: the job may start again."""
+
+    state: RunState
+    message: str
+    is_open: bool
+
+
+def read_job(folder: RunFolder) -> SubmittedJob | None:
+    """Return the job of a run; None if it has none."""
+    return find_record(folder.job, SubmittedJob, MAX_JOB_BYTES)
+
+
+def view_job(folder: RunFolder, recorded: RunState) -> JobView | None:
+    """Return what the job of a run without an owner says, whose record has this state; None if nothing beyond that."""
+    if recorded is RunState.FINISHED or not folder.is_own or (job := read_job(folder)) is None:
+        return None
+    name, has_ended = f"{job.engine} job {job.id}", not recorded.live
+    if job.phase is not None:
+        state = JobState(job.phase, job.words)
+    else:
+        try:
+            state = job_state(job.engine, job.id, job.submitted_at)
+        except UnknownJobError as error:
+            state = JobState(JobPhase.FAILED, str(error))
+        except BatchError as error:
+            is_waiting = recorded is RunState.WAITING
+            return JobView(recorded, f"{name}, state unknown: {error}" if is_waiting else "", is_open=True)
+        if state.phase.is_over:
+            with suppress(OSError):
+                write_record(folder.job, replace(job, phase=state.phase, words=state.words))
+    if state.phase is JobPhase.PENDING:
+        before = "" if recorded is RunState.WAITING else "requeued, "
+        return JobView(RunState.WAITING, f"{before}{state.words}", is_open=True)
+    journal = find_file_stamp(folder.journal)
+    is_new = recorded is RunState.WAITING or journal is None or state.started_at > journal[2] / 1e9
+    if state.phase is JobPhase.RUNNING and is_new:
+        return JobView(RunState.STARTING, state.words, is_open=True)
+    if has_ended or state.phase is JobPhase.RUNNING:
+        # It says itself how it ended.
+        own = recorded if has_ended else RunState.CRASHED
+        return JobView(own, "", is_open=not state.phase.is_over)
+    if state.phase is JobPhase.CANCELLED:
+        return JobView(RunState.STOPPED, f"{name} was cancelled", is_open=False)
+    advice = f"; its output is in {folder.path}/job.log" if recorded is RunState.WAITING else ""
+    return JobView(RunState.FAILED, f"{name}: {state.words}{advice}", is_open=False)
+
+
+def cancel_job(folder: RunFolder) -> str | None:
+    """Cancel the job of a run that no process owns yet. Return what became of it, as the end of a sentence; None
+    without such a job. Raises UsageError."""
+    job = read_job(folder)
+    if job is None or job.phase is not None or job.engine not in ENGINES or folder.is_owned():
+        return None
+    try:
+        ENGINES[job.engine].cancel(job.id)
+    except BatchError as error:
+        raise UsageError.one(folder.name, str(error), code=error.code) from error
+    forget(job.engine)
+    write_record(folder.job, replace(job, phase=JobPhase.CANCELLED, words="cancelled"))
+    return f"is stopped: {job.engine} job {job.id} is cancelled"
+
+
+def write_job(folder: RunFolder, engine: str, job: str) -> None:
+    """Store the job of a run that was submitted now. Raises OSError."""
+    write_record(folder.job, SubmittedJob(engine=engine, id=job, submitted_at=round(time.time(), 3)))
+    forget(engine)
