@@ -59,11 +59,18 @@ def judge_start(folder: RunFolder, state: QueueState) -> JobStart | None:
     if record is None or state.granted_at is None:
         return None
     has_started = state.stage is QueueStage.STARTED
-    began = (record.started_at if has_started else None) or state.granted_at
-    ended = time.time() if record.state.live else record.updated_at or began
+    began, ended = (record.started_at if has_started else None) or state.granted_at, record.updated_at
+    if record.state.live:
+        with suppress(OSError):
+            # When its supervisor last wrote that it lives: a command without metrics has no events.
+            ended = folder.owner.stat().st_mtime
+    ended = ended or began
     has_run = has_started and ended - began > EARLY_SECONDS
-    if record.state is RunState.FAILED and not has_run and record.exit_code not in _ENDED_BY_PERSON:
-        return JobStart(began, folder.name, record.message, ended)
+    failure = record.message if record.state is RunState.FAILED else None
+    if record.state.live and has_started and not folder.is_owned():
+        failure = "its supervisor was killed"
+    if failure is not None and not has_run and record.exit_code not in _ENDED_BY_PERSON:
+        return JobStart(began, folder.name, failure, ended)
     return JobStart(began, folder.name, None, ended) if has_run or record.state is RunState.FINISHED else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,6 +122,18 @@ def test_failures_before_the_start_count(tmp_path: Path, seconds: float) -> None
     make_job(tmp_path, "b", seconds, stage=QueueStage.ENDED)
     with waiting(tmp_path) as job:
         assert "a, b failed" in job.reason()
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(2.0, True), (31.0, False)])
+def test_supervisor_that_is_killed_at_once_counts(tmp_path: Path, seconds: float, counts: bool) -> None:
+    make_job(tmp_path, "a")
+    folder = make_run_folder(tmp_path, "b", STARTED)
+    write_run_record(folder)
+    write_queue_state(folder, make_queue_state(**JOB, stage=QueueStage.STARTED, granted_at=STARTED_AT))
+    folder.owner.touch()
+    os.utime(folder.owner, (STARTED_AT, STARTED_AT + seconds))
+    with waiting(tmp_path) as job:
+        assert ("a, b failed" in job.reason()) == counts
 
 
 def test_command_that_a_person_ends_by_a_signal_does_not_count(tmp_path: Path) -> None:
