@@ -239,7 +239,7 @@ import fcntl, os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
 print("opened", flush=True)
 fcntl.flock(fd, fcntl.LOCK_EX)
-fcntl.fcntl(fd, fcntl.F_OFD_SETLK, __import__("struct").pack("hhqqi", fcntl.F_RDLCK, 0, 0, 0, 0))
+fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, __import__("struct").pack("hhqqi", fcntl.F_RDLCK, 0, 0, 0, 0))
 print("locked", flush=True)
 sys.stdin.read()
 """
