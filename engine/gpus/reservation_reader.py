@@ -40,7 +40,7 @@ from engine.utils.text import pluralize, printable
 from engine.utils.trust import describe_user
 
 MAX_ENTRY_BYTES = 1 << 16  # eight GPUs with seven MIG instances each need 16 KiB
-MAX_FILES_PER_FOLDER = 16384  # three per run
+MAX_FILES_PER_USER = 16384  # three per run
 MAX_BYTES_PER_USER = 1 << 22
 MAX_SHOWN_CHARS = 100
 UNPUBLISHED_SECONDS = 60.0
@@ -121,10 +121,10 @@ class _Reader:
         self.stale: list[Path] = []
         """The lock files that dead runs of this user left."""
         self._root, self._remove_stale = root, remove_stale
-        self._num_bytes = Counter[int]()
-        """What was read of the entries of each user."""
-        self._unread: dict[int, list[str]] = {}
-        """Why entries cannot be read, by the user to whom they belong."""
+        self._num_files, self._num_bytes = Counter[int](), Counter[int]()
+        """What was found and read of each user."""
+        self._unread: dict[int, tuple[int, str]] = {}
+        """How many entries cannot be read, and why not the first, by the user to whom they belong."""
 
     def read(self) -> None:
         """Raises OSError if the root cannot be listed."""
@@ -137,24 +137,32 @@ class _Reader:
         return [
             Problem(
                 "",
-                f"ignored: {pluralize(len(reasons), 'invalid GPU reservation')} of {describe_user(uid)} in "
-                f"{self._root}: {'' if len(reasons) == 1 else 'for example, '}{reasons[0]}",
+                f"ignored: {pluralize(count, 'invalid GPU reservation')} of {describe_user(uid)} in "
+                f"{self._root}: {'' if count == 1 else 'for example, '}{reason}",
                 "only that user can remove them",
                 code="damaged",
             )
-            for uid, reasons in self._unread.items()
+            for uid, (count, reason) in self._unread.items()
         ]
 
     def _note(self, uid: int, name: str, error: OSError | ValueError) -> None:
         """Note that an entry of a user cannot be read."""
         reason = f"cannot be used ({error.strerror})" if isinstance(error, OSError) else str(error)
         shown = printable(name) if len(name) <= MAX_SHOWN_CHARS else f"{printable(name[:MAX_SHOWN_CHARS])}…"
-        self._unread.setdefault(uid, []).append(f"{shown} {reason}")
+        count, first = self._unread.get(uid, (0, f"{shown} {reason}"))
+        self._unread[uid] = count + 1, first
+
+    def _count_files(self, uid: int, count: int) -> None:
+        """Raises ValueError if a user has too many in all folders."""
+        self._num_files[uid] += count
+        if self._num_files[uid] > MAX_FILES_PER_USER:
+            raise ValueError(f"is one of more than {MAX_FILES_PER_USER} files")
 
     def _read_folder(self, name: str, uid: int) -> None:
         path, owner = self._root / name, uid
         try:
             owner = path.lstat().st_uid
+            self._count_files(owner, 1)
             # Anything but a folder, such as a link or a named pipe, is not opened.
             with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
                 _require_owner(os.fstat(folder), uid)
@@ -167,9 +175,8 @@ class _Reader:
     def _read_entries(self, folder: int, name: str, uid: int) -> None:
         """Raises OSError if the folder cannot be listed, and ValueError if it has too many entries."""
         with os.scandir(folder) as listing:
-            files = [entry.name for entry in islice(listing, MAX_FILES_PER_FOLDER + 1)]
-        if len(files) > MAX_FILES_PER_FOLDER:
-            raise ValueError(f"has more than {MAX_FILES_PER_FOLDER} files")
+            files = [entry.name for entry in islice(listing, MAX_FILES_PER_USER + 1)]
+        self._count_files(uid, len(files))
         for lock_name in (each for each in files if each.endswith(".lock")):
             if self._num_bytes[uid] > MAX_BYTES_PER_USER:
                 raise ValueError(f"has entries of more than {MAX_BYTES_PER_USER} bytes")

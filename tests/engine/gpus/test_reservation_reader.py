@@ -156,15 +156,17 @@ def test_reservation_that_cannot_be_locked_leaves_nothing(base: Path, monkeypatc
     assert (list(base.iterdir()), len(list(Path("/proc/self/fd").iterdir()))) == ([], num_fds)
 
 
-@pytest.mark.parametrize("limit", ["MAX_FILES_PER_FOLDER", "MAX_BYTES_PER_USER"])
+@pytest.mark.parametrize("limit", ["MAX_FILES_PER_USER", "MAX_BYTES_PER_USER"])
 def test_user_with_more_entries_than_are_read_is_reported(
     base: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
+    second = base / f"{folder.name}-2"
+    second.mkdir()
     for number in range(4):
-        plant(folder, ENTRY, str(number))
+        plant(second if number % 2 else folder, ENTRY, str(number))
     _, ignored = read()
     assert ignored == []
-    monkeypatch.setattr(reservation_reader, limit, 7 if limit == "MAX_FILES_PER_FOLDER" else 2 * len(json.dumps(ENTRY)))
+    monkeypatch.setattr(reservation_reader, limit, 9 if limit == "MAX_FILES_PER_USER" else 2 * len(json.dumps(ENTRY)))
     _, [problem] = read()
     assert has_problem([problem], "damaged", "", "ignored", folder.name)
 
