@@ -102,7 +102,7 @@ class OutputMetrics:
         if self._pending and self._pending[line]:
             self._pending[line] -= 1
             return []
-        return self._points_of_lines(self._parsed(line), below, is_final=True) or []
+        return self._points_of_lines(self._whole_lines(line), below, is_final=True) or []
 
     def feed_pending(self, lines: Sequence[str]) -> list[Point]:
         """Return the points of lines that may still change, a few times per second at most."""
@@ -120,7 +120,7 @@ class OutputMetrics:
             if earlier[line]:
                 earlier[line] -= 1
             else:
-                found = self._points_of_lines(self._parsed(line), lines[index + 1 :], is_final=False)
+                found = self._points_of_lines(self._whole_lines(line), lines[index + 1 :], is_final=False)
                 if found is None or (not found and _parse_counter(line) is not None):
                     # It is to be read again when it is final.
                     continue
@@ -130,22 +130,24 @@ class OutputMetrics:
 
     def finish(self) -> list[Point]:
         """Return the points of a record that the end of the output has ended."""
-        points = self._points_of_lines(map(self._parse, self._joined.end()), (), is_final=True) or []
+        points = self._points_of_lines(self._joined.end(), (), is_final=True) or []
         last_batch, self._last_batch = self._last_batch, []
         return points + last_batch
 
-    def _parsed(self, line: str) -> Iterator[ParsedLine | None]:
+    def _whole_lines(self, line: str) -> Iterator[str | ParsedLine]:
+        """Return the lines that are whole now, or what the pattern of the user that matches a line finds."""
         for text in self._ranks.strip(line):
             if self._patterns and (matched := self._match(text)) is not None:
                 yield matched
             else:
-                yield from map(self._parse, self._joined.add(text, may_be_block=not self._block_lines))
+                yield from self._joined.add(text, may_be_block=not self._block_lines)
 
     def _points_of_lines(
-        self, lines: Iterable[ParsedLine | None], below: Sequence[str], *, is_final: bool
+        self, lines: Iterable[str | ParsedLine], below: Sequence[str], *, is_final: bool
     ) -> list[Point] | None:
         points: list[Point] | None = []
-        for parsed in lines:
+        for line in lines:
+            parsed = self._parse(line) if isinstance(line, str) else line
             if parsed is None or (parsed.rank is not None and not self._ranks.counts(parsed.rank)):
                 continue
             if not parsed.values:
@@ -171,7 +173,7 @@ class OutputMetrics:
         self._inherit_source(parsed)
         if parsed.total:
             self._note_loop(parsed)
-        has_own_counter = self._has_own_counter(parsed)
+        has_own_counter = parsed.held_out and self._has_own_counter(parsed)
         # Of a bar or a list of batches of a validation, the last line counts: the others are of a part of the data.
         if has_own_counter and parsed.step is not None:
             is_whole = parsed.step >= (parsed.total or 0) - 1 if parsed.total else is_final
@@ -200,7 +202,7 @@ class OutputMetrics:
 
     def _has_own_counter(self, parsed: ParsedLine) -> bool:
         """Whether the step of a line counts the batches of a validation."""
-        if not parsed.held_out or parsed.step is None or parsed.total is None:
+        if parsed.step is None or parsed.total is None:
             return False
         return bool(parsed.source) or not (parsed.step_name or self._steps.total in (0, parsed.total))
 
@@ -258,13 +260,14 @@ class OutputMetrics:
         """Return the points of a line, under other names those that lines of another kind have for the same step: the
         mean of an epoch is no point of the curve of its steps."""
         points, latest = list[Point](), (step, parsed.values.keys(), parsed.step is not None)
+        may_be_again = parsed.total is None and not is_last_batch
         for name, value in (parsed.values if parsed.total is None else self._without_repeated(parsed)).items():
-            before, is_summary = self._kinds.get(name, latest), False
-            if not is_last_batch:
-                is_again = before[0] == step and parsed.total is None
-                is_summary = is_again and (before[1] != latest[1] or before[2] > latest[2])
-                self._has_summary = self._has_summary or is_summary
-                self._kinds[name] = before if is_summary else latest
+            before = self._kinds.get(name, latest)
+            is_again = may_be_again and before[0] == step
+            is_summary = is_again and (before[1] != latest[1] or before[2] > latest[2])
+            self._has_summary = self._has_summary or is_summary
+            if not (is_summary or is_last_batch):
+                self._kinds[name] = latest
             if (known := self._names.get(f"summary/{name}" if is_summary else name)) is not None:
                 points.append(Point(known, step, value, epoch))
         return points
@@ -390,7 +393,7 @@ class _Counter:
         self._last = None
         epochs = epoch - self._epoch if epoch is not None and self._epoch is not None else 0
         # Without a total, the first step of an epoch that counts from zero is not the last one before it.
-        size = max(self._total, self._step + int(step == 0 and not self._total))
+        size = max(self._total, self._step + (step == 0 and not self._total))
         if epochs > 0 and (total is not None or step <= self._step):
             self._base += size
         elif epochs < 0:

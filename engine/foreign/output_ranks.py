@@ -56,10 +56,10 @@ class PrintedRanks:
         rank = _RANK.match(line)
         if rank is not None:
             return self._of_rank(int(rank[rank.lastgroup or 0]), line[rank.end() :])
-        label = _LABEL.match(line)
-        if (inner := _INNER_RANK.search(line, 0, MAX_PREFIX_CHARS)) is not None:
+        inner = _INNER_RANK.search(line, 0, MAX_PREFIX_CHARS) if "] " in line else None
+        if inner is not None:
             return self._of_rank(int(inner[inner.lastgroup or 0]), line[: inner.start() + 2] + line[inner.end() :])
-        if label is None:
+        if not self._is_labeled or (label := _LABEL.match(line)) is None:
             self._is_labeled = self._is_labeled and not line.strip()
             return [line]
         number = int(label[1])
@@ -67,7 +67,7 @@ class PrintedRanks:
         if self._is_labeled and self._last_label is not None and number < self._last_label:
             self._has_labels = True
         self._last_label = number
-        return self._of_rank(number, line[label.end() :]) if self._is_labeled and self._has_labels else [line]
+        return self._of_rank(number, line[label.end() :]) if self._has_labels else [line]
 
     def counts(self, rank: int) -> bool:
         """Whether a line that names its rank counts."""

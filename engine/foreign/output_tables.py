@@ -29,6 +29,8 @@ _CELL = re.compile(
 _COLUMNS = re.compile(r"\s{2,}|\t")
 _COMMAS = re.compile(",")
 _LABEL = re.compile(r"^[\w.]{1,40}: ")
+# Without a prefix or a label
+_PLAIN_ROW = re.compile(r"[-+.,0-9eE ]+")
 _BARS = re.compile(r"[|│┃]")
 # The row that sums up all classes
 _SUMMARY = re.compile(r"all|mean|average|overall|total|(?:macro|micro|weighted|samples) avg", re.IGNORECASE)
@@ -126,12 +128,19 @@ def _column_name(name: str) -> str:
 
 def _cells(text: str, separator: re.Pattern[str]) -> list[str]:
     text = _without_bar(text)
-    if separator is not _COLUMNS:
+    if separator is not _COLUMNS and _PLAIN_ROW.fullmatch(text) is None:
         text = (strip_prefix(text) or "").strip()
-    if separator is _COMMAS:
-        text = _LABEL.sub("", text, count=1)
-    cells = [cell.strip() for cell in separator.split(text, MAX_COLUMNS)]
+        text = _LABEL.sub("", text, count=1) if separator is _COMMAS else text
+    cells = [*map(str.strip, separator.split(text, MAX_COLUMNS))]
     return cells[1:-1] if len(cells) > 2 and not cells[0] and not cells[-1] else cells
+
+
+def _number_of(cell: str) -> str:
+    """Return the number of a cell without its unit; "" if it has none."""
+    if cell.replace(".", "", 1).isdecimal():  # in a fifth of the time of the pattern
+        return cell
+    match = _CELL.fullmatch(cell)
+    return match["number"] if match is not None else ""
 
 
 def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:
@@ -143,21 +152,21 @@ def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:
         label, *cells = cells
     if len(cells) != len(names):
         return None
-    numbers = {name: number for name, cell in zip(names, cells, strict=True) if (number := _CELL.fullmatch(cell))}
+    texts = {name: number for name, cell in zip(names, cells, strict=True) if (number := _number_of(cell))}
     is_summary = _SUMMARY.fullmatch(label or cells[0]) is not None
     is_index = label.isdigit() and "support" not in names
     is_labeled = is_summary or (bool(label) and heading.are_sources)
-    if not (is_labeled or is_index if label else is_labeled or names[0] in numbers or heading.step in numbers):
+    if not (is_labeled or is_index if label else is_labeled or names[0] in texts or heading.step in texts):
         return None
-    if len(numbers) * 2 < len(cells):
+    if len(texts) * 2 < len(cells):
         return None
-    values = {name: float(number["number"]) for name, number in numbers.items()}
+    values = {name: float(number) for name, number in texts.items()}
     epoch, step = values.pop(heading.epoch or "", None), values.pop(heading.step or "", None)
     step = float(label) if is_index and step is None else step
     line = ParsedLine(held_out=is_summary, epoch=to_epoch(epoch), step=to_step(step))
     for name, value in values.items():
         if label and heading.are_sources:
             line.values[with_source(label, source_of(name))] = value
-        elif name in heading.results or ("." in numbers[name]["number"] and not is_position(name)):
+        elif name in heading.results or ("." in texts[name] and not is_position(name)):
             line.values[f"{label}/{name}".replace(" ", "_") if label and is_summary else name] = value
     return line if line.values else None

@@ -45,17 +45,18 @@ class Restarts:
         if not points:
             return
         step = points[0].step
-        if self._is_restart(points, step):
+        highest = self._highest.get(points[0].name, -math.inf)
+        if (self._is_expected or step <= highest) and self._is_restart(points, step):
             self._num_restarts += 1
             reading.void_from(step)
             # Below the step: the other rows of this step follow.
             self._lowest = {name: low for name, low in self._lowest.items() if low < step}
             self._highest = {name: min(self._highest[name], step - 1) for name in self._lowest}
         self._is_expected = False
-        for name, *_ in points:
-            if step > self._highest.get(name, -math.inf):
-                self._highest[name] = step
-                self._lowest.setdefault(name, step)
+        for point in points:
+            if step > self._highest.setdefault(point.name, step):
+                self._highest[point.name] = step
+            self._lowest.setdefault(point.name, step)
         reading.points.extend(points)
 
     def _is_restart(self, points: Sequence[Point], step: int) -> bool:
@@ -63,8 +64,6 @@ class Restarts:
             return False
         if self._is_expected:
             return step <= max(self._highest.values(), default=-math.inf)
-        if step > self._highest.get(points[0].name, -math.inf):
-            return False
         # MMEngine numbers rows of validation by epochs and other rows by iterations: only some metrics go back.
         latest = min(self._highest.get(point.name, -math.inf) for point in points)
         if step != latest:
