@@ -181,7 +181,9 @@ class LineParser:
             if not self._has_glued and _GLUED.search(stripped) is not None:
                 self._has_glued = True
                 return self.parse(text, context)
-            plan = self._keep(make_plan(texts, context), shape, context)
+            # Text without numbers is a heading if it has a source, else nothing.
+            has_meaning = bool(numbers or source_of(stripped))
+            plan = self._keep(make_plan(texts, context) if has_meaning else Plan(), shape, context)
         if plan.is_accepted or plan.may_be_learned:
             line = self._read(plan, numbers)
             if not plan.is_accepted:

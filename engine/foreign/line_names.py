@@ -142,7 +142,8 @@ def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = Fals
 
     `has_axis` tells that the line has a position, and `has_source` that it says what was measured on.
     """
-    num_results, num_settings = sum(map(is_result, names)), sum(map(is_setting, names))
+    kinds = [*map(_kinds_of, names)]
+    num_results, num_settings = sum("result" in each for each in kinds), sum("setting" in each for each in kinds)
     if num_results or num_settings:
         return num_results >= max(num_settings, 1)
     weak = [name for name in names if is_weak_result(name)]
@@ -193,7 +194,7 @@ class LineNames:
     def add(self, words: Sequence[str], heading: str, group: str = "") -> str:
         """Return the name that some words are. `heading` is a source that was named before them: `val: loss=3`. A name
         that was there before has its `group`: `loss[loss=3], tot_loss[loss=3]`."""
-        kept = [word for word in words if word.lower() not in _FILLERS] or words
+        kept = words if len(words) == 1 else [word for word in words if word.lower() not in _FILLERS] or words
         name = joined(kept)
         own = source_of(" ".join(kept[:-1])) if len(kept) > 1 else ""
         if own:

@@ -39,6 +39,7 @@ _STOP_WORDS = frozenset((
     "a", "an", "and", "after", "are", "as", "at", "by", "for", "from", "has", "in", "is", "of", "on", "or", "over",
     "than", "that", "the", "then", "this", "to", "was", "were", "with",
 ))  # fmt: skip
+_JOINTS = frozenset({"after", "at", "end", "for", "in", "is", "of", "on", "over", "the"})
 
 # Positions. In what the patterns read, `\0` stands for a number: the first one may be a position. A text begins with
 # `\x01` if that is not the first one of the line.
@@ -121,6 +122,10 @@ _HARD = re.compile(r".*(?:[,;|\[\]{}()<>\"]|  | -{1,2} |: )")
 _HARD_START = re.compile(r"\s?(?:[,;|\](±]|\+/?-|  | -{1,2} |\.?\s?$)|\s:\s")
 _NAME_WORD = r"(?:[A-Za-z_][A-Za-z0-9_@./%+'-]*+|[^\W\d]++)"
 _NAME = re.compile(rf"{_NAME_WORD}(?: {_NAME_WORD})*")
+# Most names, with what is around them
+_PLAIN_NAME = re.compile(
+    rf"((?:{_HARD.pattern}(?=\s?\S))?+)\s?({_NAME_WORD}(?: {_NAME_WORD}){{0,{MAX_NAME_WORDS - 1}}})(\s?[:=]\s?|\s)"
+)
 _SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|go|jl|rs|js|ts|java|lua|R)$")
 _LABEL = re.compile(r"(?:^|[\s|\[(])(\w{2,10})[:\])]{1,2}\s*$")
 # `Test (EMA): `
@@ -321,7 +326,7 @@ class _PlanMaker:
         if not words or scale is None or not (is_explicit or self._is_bare_pair(words, rest, number)):
             self._others.append(" ".join(words))
             return
-        if rest.rstrip().endswith((":", ")", "]")) and (match := _LABEL.search(rest)) is not None:
+        if rest and rest.rstrip().endswith((":", ")", "]")) and (match := _LABEL.search(rest)) is not None:
             self._heading = source_of(match[1]) or self._heading
         if rest.endswith("[") and (match := _GROUP.search(rest)) is not None:
             self._group = match[1]
@@ -333,7 +338,7 @@ class _PlanMaker:
         self._label = self._label if self._label is not None else " | ".join(self._others)
         self._roles[number] = "value"
         name = self._names.add(words, self._heading, self._group)
-        if not (is_position(name) or _SOURCE_FILE.search(name)) and name not in self._added:
+        if name not in self._added and not (is_position(name) or ("." in name and _SOURCE_FILE.search(name))):
             self._added.add(name)
             self._add(name, number, scale)
 
@@ -391,13 +396,19 @@ def _scale_of(unit: str, right: str) -> float | None:
     """Return by what a number is multiplied, because of what follows it; None if it is no value."""
     if unit:
         return SCALES.get(unit, 1.0)
-    return 1.0 if _OF.match(right) or right in _DEVIATIONS or not _NO_NUMBER.match(right) else None
+    return 1.0 if not _NO_NUMBER.match(right) or right in _DEVIATIONS or _OF.match(right) else None
 
 
 # The shapes of a program have many texts in common.
 @lru_cache(maxsize=2048)
 def _find_name(left: str) -> tuple[list[str], bool, str]:
     """Return the words of the name that ends a text, whether a separator follows it, and the rest of the text."""
+    plain = _PLAIN_NAME.fullmatch(left)
+    if plain is not None and "..." not in left and _JOINTS.isdisjoint(lowered := plain[2].lower().split()):
+        # All that follows comes to the same, in three times the time.
+        words, stops = plain[2].split(), [index for index, word in enumerate(lowered, 1) if word in _STOP_WORDS]
+        begin = stops[-1] if stops else 0
+        return words[begin:], not plain[3].isspace(), plain[1] + " ".join(words[:begin])
     opener = _OPENER.search(left) if left.endswith(("(", "[")) else None
     text = left[: opener.start()] if opener is not None else left
     # A search from the beginning of a text takes three times as long.

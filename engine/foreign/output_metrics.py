@@ -375,13 +375,10 @@ class _Counter:
         self._last = last
         """The last position of an earlier start."""
         self._base = 0
-        self._step, self._total, self._epoch = 0, 0, None  # type: int, int, float | None
-        self._is_over = False
-
-    @property
-    def total(self) -> int:
+        self.total = 0
         """The total of the latest line; 0 if it had none."""
-        return self._total
+        self._step, self._epoch = 0, None  # type: int, float | None
+        self._is_over = False
 
     def count(self, parsed: ParsedLine, epoch: float | None, *, is_final: bool) -> int:
         """Return the step of a line that has one."""
@@ -393,7 +390,7 @@ class _Counter:
         self._last = None
         epochs = epoch - self._epoch if epoch is not None and self._epoch is not None else 0
         # Without a total, the first step of an epoch that counts from zero is not the last one before it.
-        size = max(self._total, self._step + (step == 0 and not self._total))
+        size = max(self.total, self._step + (step == 0 and not self.total))
         if epochs > 0 and (total is not None or step <= self._step):
             self._base += size
         elif epochs < 0:
@@ -401,7 +398,7 @@ class _Counter:
             self._base = max(self._base + int(epochs) * size, 0) if total is not None else 0
         elif total is not None and (step < self._step or (step == self._step and self._is_over)):
             self._base += size
-        self._step, self._total, self._epoch = step, total or 0, epoch
+        self._step, self.total, self._epoch = step, total or 0, epoch
         # The last state of a bar is seen twice: while it may change, and when it is final.
         self._is_over = is_final and total is not None and 0 < total <= step
         return self._base + step
