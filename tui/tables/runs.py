@@ -61,7 +61,7 @@ SPECIAL_CELLS: dict[str, tuple[Callable[[RunRow], str], int]] = {
     "age": (when_text, 10),
     "command": (short_command, 0),
 }
-MIN_MONITOR_NAME_COLUMNS, MAX_MONITOR_NAME_COLUMNS = 10, 32
+MIN_MONITOR_NAME_COLUMNS = 10
 MAX_COMMAND_COLUMNS = 60
 STATE_COLUMNS, EPOCHS_COLUMNS, TIME_COLUMNS, MIN_NOTE_COLUMNS = 8, 6, 10, 14
 # From this width, a line of the monitor has a meter of the progress.
@@ -209,9 +209,9 @@ def _listed_command(row: RunRow) -> str:
 
 
 def monitor_name_width(names: Iterable[str], width: int) -> int:
-    """Return the width of the names on the monitor: that of the longest one within limits."""
+    """Return the width of the names on the monitor: that of the longest one that leaves room for the best value."""
     longest = max((cell_width(printable(name)) for name in names), default=0)
-    limit = min(MAX_MONITOR_NAME_COLUMNS, max(width - 44, MIN_MONITOR_NAME_COLUMNS))
+    limit = max(min(width * 3 // 10, width - 44), MIN_MONITOR_NAME_COLUMNS)
     return min(max(longest, MIN_MONITOR_NAME_COLUMNS), limit)
 
 

@@ -14,7 +14,15 @@ from engine.runs.run_view import SortOrder
 from engine.show.table import FittedTable, line_width
 from support.runs.factories import default_fields, make_row
 from tui.tables import styled
-from tui.tables.runs import DEFAULT_COLUMNS, NOTE_KEY, fit_monitor_list, fit_run_list, monitor_line, run_list_line
+from tui.tables.runs import (
+    DEFAULT_COLUMNS,
+    NOTE_KEY,
+    fit_monitor_list,
+    fit_run_list,
+    monitor_line,
+    monitor_name_width,
+    run_list_line,
+)
 
 VALUES = {
     "state": "finished", "epochs": 3, "total_epochs": 3, "best_val_accuracy": 0.9376, "val_loss": 0.2398,
@@ -105,6 +113,15 @@ def test_table_shows_long_names_and_messages_that_were_not_measured() -> None:
 
 def monitor_text(row: RunRow, *, marked: bool = False) -> str:
     return styled(monitor_line(fit_monitor_list([row], 8, 80, lambda _: marked), row)).plain
+
+
+@pytest.mark.parametrize(("width", "is_whole"), [(76, False), (156, True)])
+def test_long_name_is_shortened_on_the_monitor_only_as_far_as_the_best_value_needs(width: int, is_whole: bool) -> None:
+    rows = [row("a-run-with-a-quite-long-name-for-the-monitor"), make_row("other", "waiting")]
+    name_width = monitor_name_width([each.name for each in rows], width)
+    line = styled(monitor_line(fit_monitor_list(rows, name_width, width), rows[0])).plain
+    assert "0.9376" in line
+    assert ("…" not in line) is is_whole
 
 
 def test_live_run_that_cannot_record_says_so_on_the_monitor() -> None:
