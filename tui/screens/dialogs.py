@@ -70,13 +70,19 @@ class ChoiceDialog(RowsDialog[str]):
 
 
 def confirm(app: App[Any], question: str, no: str, yes: str, then: Callable[[], object], about: str = "") -> None:
-    """Ask a question, and call `then` if the answer is `yes`; `no` is first, so that a stray enter changes nothing."""
+    """Ask a question, and call `then` if the answer is `yes`; `no` is first, so that a stray enter changes nothing.
+
+    What follows the question is wrapped below it, because a title is cut.
+    """
+    title, mark, consequence = question.partition("? ")
+    note = "\n".join(filter(None, [consequence, about]))
 
     def answer(key: str | None) -> None:
         if key == "yes":
             then()
 
-    app.push_screen(ChoiceDialog(question, [KeyedRow("no", Text(no)), KeyedRow("yes", Text(yes))], about), answer)
+    rows = [KeyedRow("no", Text(no)), KeyedRow("yes", Text(yes))]
+    app.push_screen(ChoiceDialog(title + mark.strip(), rows, note), answer)
 
 
 def ask_to_share_gpus(

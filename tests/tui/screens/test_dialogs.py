@@ -92,3 +92,14 @@ def test_question_selects_safe_answer(demo_runs_folder: Path) -> None:
             assert done == (["stopped"] if "down" in keys else [])
 
     drive(demo_app(demo_runs_folder), act)
+
+
+def test_question_shows_its_consequence_whole(demo_runs_folder: Path) -> None:
+    consequence = "It leaves the queue and does not start until somebody queues it again."
+
+    async def act(pilot: Pilot[None]) -> None:
+        confirm(pilot.app, f"Cancel a-run? {consequence}", "Keep it", "Cancel it", lambda: None)
+        await pilot.pause()
+        assert " ".join(visible_text(pilot, ".note").split()) == consequence
+
+    drive(demo_app(demo_runs_folder), act)
