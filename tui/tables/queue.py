@@ -13,7 +13,7 @@ from engine.gpus.snapshot import Gpu
 from engine.queue.listing import QueueRow, RowState
 from engine.runs.folder import RunState
 from engine.show.table import Align, Column, Shorten, fit, pad
-from engine.utils.text import pluralize, printable
+from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_bytes, format_date, format_duration
 from tui.palette import GOOD, MUTED, STRONG, WARNING
 from tui.phrases import idle_note, is_free, state_symbol
@@ -223,7 +223,7 @@ def queue_title(rows: Sequence[QueueRow]) -> str:
     """Return how many runs wait, and how many of them are this user's, as markup."""
     waiting = [row for row in rows if row.state is RowState.WAITING]
     own = sum(row.is_own for row in rows)
-    title = f"{pluralize(len(waiting), 'run')} waiting, {own} of yours listed"
+    title = f"{len(waiting)} waiting for GPUs, {own} of yours listed"
     interrupted = sum(not row.is_live for row in rows)
     note = f", {interrupted} interrupted (u starts {'it' if interrupted == 1 else 'them'})"
     return f"{title}[$warning]{note}[/]" if interrupted else title

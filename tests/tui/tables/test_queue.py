@@ -48,7 +48,7 @@ def test_wait_message_names_another_user_and_escapes_control_characters() -> Non
 
 def test_title_counts_runs_that_wait_for_devices() -> None:
     rows = [make_row("a"), make_row("b", gpus="cpu"), make_row("c", gpus="cpu", state=RowState.HELD)]
-    assert queue_title(rows) == "2 runs waiting, 3 of yours listed"
+    assert queue_title(rows) == "2 waiting for GPUs, 3 of yours listed"
 
 
 def test_list_queue_lists_published_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
