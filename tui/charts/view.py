@@ -15,7 +15,7 @@ from engine.runs.curves import X_AXES, Curves, XAxis
 from engine.runs.metrics import Better
 from engine.show.charts import CHARTS, Chart, MeasuredOn, curve_labels
 from engine.utils.text import printable
-from engine.utils.units import format_number
+from engine.utils.units import format_number, format_score
 from tui.charts.plot import Curve, PlotWindow
 from tui.palette import series_style
 
@@ -151,7 +151,7 @@ def _best_of(data: Curves, chart: Chart, axis: XAxis) -> tuple[str, float | None
     if data.is_own or not is_marked or not np.isfinite(points.y).any():
         return "", None, ""
     index = int((np.nanargmin if chart.marked is Better.LOW else np.nanargmax)(points.y))
-    return name, float(points.x[index]), f"★ best {format_number(float(points.y[index]))}"
+    return name, float(points.x[index]), f"★ best {format_score(float(points.y[index]))}"
 
 
 def data_notes(data: Curves, chart: Chart) -> list[str]:
