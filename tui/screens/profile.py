@@ -24,6 +24,7 @@ from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.pollers.files import ProfileReader, watch_profile
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import confirm
+from tui.tables import wrap_text
 from tui.tables.profile import profile_lines, trace_lines
 from tui.widgets.lines import Lines
 from tui.widgets.text_line import TextLine
@@ -68,7 +69,8 @@ class ProfileScreen(GputrainScreen):
             lines.set_texts([] if stored is None else self._content(*stored, lines.text_width))
 
     def _content(self, name: str, profile: Profile, width: int) -> list[Text]:
-        return [*profile_lines(profile, width), *trace_lines(profile, str(self.folder.profiles / name))]
+        traces = trace_lines(profile, str(self.folder.profiles / name))
+        return [*profile_lines(profile, width), *(part for line in traces for part in wrap_text(line, width))]
 
     def _status_line(self, stored: tuple[str, Profile] | None) -> Text:
         """Return which profile is shown, or what the screen waits for."""

@@ -51,6 +51,17 @@ def test_profile_screen_says_why_no_profile_was_taken(live_run: RunFolder) -> No
     drive(real_app(live_run.path.parent, "a"), act)
 
 
+def test_profile_screen_shows_the_path_of_the_trace_whole(run: RunFolder) -> None:
+    store_profile(run, PROFILE)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_profile(pilot)
+        lines = visible_text(pilot, "#profile").splitlines()
+        assert str(run.profiles) in "".join(line.strip("│ ") for line in lines)
+
+    drive(real_app(run.path.parent, "a"), act, size=(60, 30))
+
+
 def test_another_profile_of_a_live_run_is_taken_after_a_question(live_run: RunFolder) -> None:
     store_profile(live_run, PROFILE)
 
