@@ -80,7 +80,7 @@ class SweepScreen(GputrainScreen):
             for chart in (ChartPanel("", "trial-curves"), ChartPanel("", "param-chart")):
                 chart.can_focus = chart.has_legend = False
                 yield chart
-            yield Lines(selectable=True, id="trials", empty_text=Text("No trial has begun", MUTED))
+            yield Lines(selectable=True, id="trials")
             yield Lines(selectable=True, id="params")
 
     def on_mount(self) -> None:
@@ -116,7 +116,11 @@ class SweepScreen(GputrainScreen):
         panels.styles.grid_rows = f"1fr {min(lines + HEADER_ROWS, max(panels.size.height // 2, MIN_ROWS))}"
         table = trial_table(status, trials.text_width, lambda row: self._path(row.number) in marked)
         keys = [str(row.number) for row in rows]
-        trials.set_rows(LazyRows(keys, lambda index: styled(table.line(rows[index]))), [styled(table.header(MUTED))])
+        trials.set_rows(
+            LazyRows(keys, lambda index: styled(table.line(rows[index]))),
+            [styled(table.header(MUTED))],
+            Text("No trial has begun", MUTED),
+        )
         selected = sum(self._path(row.number) in marked for row in rows)
         trials.set_titles("Trials, best first" + (f", [$accent]{selected} selected[/]" if selected else ""))
         if self._wanted is not None and self._wanted < len(rows):

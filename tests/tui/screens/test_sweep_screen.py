@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from engine.sweeps.folder import SweepFolder
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import toasts, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, open_sweep, press, real_app
@@ -133,3 +134,14 @@ def test_sweep_screen_cuts_neither_the_best_trial_nor_its_command(tmp_path: Path
         assert f"{folder.best}--epochs50--names-best" in shown
 
     drive(real_app(tmp_path / "runs"), act, size=size)
+
+
+@pytest.mark.usefixtures("isolated_folder")
+def test_sweep_screen_claims_nothing_about_trials_that_it_has_not_read(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        pilot.app.push_screen(SweepScreen(pilot.app, SweepFolder(tmp_path / "gone")))  # type: ignore[arg-type]
+        await wait_until_idle(pilot)
+        assert "not exist anymore" in " ".join(visible_text(pilot, "#sweep-status").split())
+        assert "No trial" not in visible_text(pilot)
+
+    drive(real_app(tmp_path / "runs"), act)
