@@ -108,16 +108,17 @@ class ListNews(FileRecord, frozen=True, kw_only=True):
 ListedRun: Any = define_record(
     "ListedRun",
     {
-        "name": (Annotated[str, Meta(min_length=1, max_length=255)], field()),
-        **dict.fromkeys(("folder", "note", "sweep"), (Annotated[str, Meta(max_length=4096)], "")),
+        "name": (Annotated[str, Meta(pattern="^[^/]+$", max_length=255)], field()),
+        **dict.fromkeys(("folder", "note"), (Annotated[str, Meta(max_length=4096)], "")),
         **dict.fromkeys(("unreadable", "archived"), (bool, False)),
         "foreign": (Annotated[str, Meta(max_length=4096)] | None, None),
         "tags": (Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=100)], ()),
     },
     (StoredForm,),
 )
-"""A line of `gputrain runs --watch --json` about a run, as `RunRow.to_json` writes it."""
-_ROW_FIELDS = ("name", "folder", "message", "unreadable", "foreign", "tags", "note", "archived", "sweep")
+"""A line of `gputrain runs --watch --json` about a run, as `RunRow.to_json` writes it; without its sweep, of which
+there is no folder here."""
+_ROW_FIELDS = ("name", "folder", "message", "unreadable", "foreign", "tags", "note", "archived")
 
 
 class ProbedProcess(Record, frozen=True, kw_only=True):

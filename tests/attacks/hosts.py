@@ -58,10 +58,13 @@ def attack(stage: Stage) -> None:
     stage.environment["PATH"] = f"{folder}:{os.environ['PATH']}"
     listed = json_line({"listed": 1})
     good_runs = f"{run_line('mine')}\n{listed}\n"
+    trial = run_line("trial").replace('"sweep":""', '"sweep":"/etc"').replace('"folder":"/runs/trial"', '"folder":""')
+    trials = "\n".join([trial, trial.replace('"name":"trial"', '"name":"trial-2"'), run_line("../outside")])
     answers = {
         "good": (snapshot_line("good"), good_runs),
         "escapes": (snapshot_line(ESCAPE), f"{run_line(f'x{ESCAPE}')}\n{ESCAPE}\n{listed}\n"),
         "raw": (f'{{"format":1,"time":1,"host":"{ESCAPE}"}}', ESCAPE),
+        "paths": (snapshot_line("paths"), f"{trials}\n{listed}\n"),
         "types": (
             '{"format":1,"time":[],"gpus":{"a":1}}',
             f'{{"format":1,"name":3}}\n{{"format":1,"gone":{{}}}}\n{listed}\n',
@@ -73,7 +76,7 @@ def attack(stage: Stage) -> None:
         (stage.home / f"{name}-runs").write_text(runs)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
 
-    hosts = "good,escapes,raw,types,deep,words,endless,flood,words-flood"
+    hosts = "good,escapes,raw,paths,types,deep,words,endless,flood,words-flood"
     for command in (["gpus"], ["gpus", "--json"], ["runs"], ["runs", "--json"]):
         shown = gputrain(stage, *command, "--hosts", hosts if len(command) > 1 else f"{hosts},silent")
         name = " ".join(command)
@@ -83,6 +86,7 @@ def attack(stage: Stage) -> None:
         stage.gained(shown.returncode != 0, f"no {name}: {shown.stderr[-300:]}")
         stage.gained("\x1b" in shown.stdout + shown.stderr, f"the terminal, by {name}")
         stage.gained("Traceback" in shown.stderr, f"a traceback of {name}")
+        stage.gained("outside" in shown.stdout, f"a run with a path as its name, by {name}")
         expected = "good:mine" if command[0] == "runs" else "good"
         stage.gained(expected not in shown.stdout, f"{name} without the other hosts")
 
