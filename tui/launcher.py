@@ -12,6 +12,9 @@ from engine.launch.detached import LaunchedRun, start_detached
 from engine.utils.errors import UsageError
 
 FALLBACK_PROGRAM = "from tui import main; main()"
+# A host that starts a run has 300 s.
+CALL_SECONDS = 330.0
+MAX_ERROR_LINES = 8
 
 
 def launch_run(arguments: Sequence[str], runs_dir: Path) -> LaunchedRun:
@@ -20,12 +23,19 @@ def launch_run(arguments: Sequence[str], runs_dir: Path) -> LaunchedRun:
 
 
 def call_gputrain(arguments: Sequence[str], runs_dir: Path) -> str:
-    """Return what `gputrain ARGUMENTS` prints, with its messages first. Raises UsageError with them if it fails."""
+    """Return what `gputrain ARGUMENTS` prints, with its messages first. Raises UsageError with the last of them if it
+    fails."""
     command, environment = [*gputrain_command(), *arguments], os.environ | {"GPUTRAIN_RUNS": str(runs_dir)}
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment)  # noqa: S603 (ours)
+    try:
+        ended = subprocess.run(  # noqa: S603 (ours)
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CALL_SECONDS, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError.one("", f"no answer within {CALL_SECONDS:.0f} s", code="timed-out") from None
     text = (ended.stderr + ended.stdout).decode(errors="replace").strip()
     if ended.returncode:
-        raise UsageError.one("", text.removeprefix("error: "), code="refused")
+        told = "\n".join(text.removeprefix("error: ").splitlines()[-MAX_ERROR_LINES:])
+        raise UsageError.one("", told, code="refused")
     return text
 
 

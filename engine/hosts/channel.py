@@ -152,13 +152,12 @@ def _socket_folder() -> str | None:
     return None
 
 
-def remote_command(argv: Sequence[str], *, folder: str | None = None, marker: bool = True) -> str:
-    """Return text for the login shell of a host that runs a command there, in `folder` or the home.
+def remote_command(argv: Sequence[str], *, marker: bool = True) -> str:
+    """Return text for the login shell of a host that runs a command there, in the home.
 
     A gputrain of this user there is found as in a login shell. With `marker`, the output begins with `START_MARKER`.
     """
-    change = "" if folder is None else f"cd {shlex.quote(folder)} && "
-    return remote_script(f'{change}exec "$@"', argv, marker=marker)
+    return remote_script('exec "$@"', argv, marker=marker)
 
 
 def remote_script(script: str, argv: Sequence[str] = (), *, marker: bool = True) -> str:
@@ -190,16 +189,15 @@ def run_on(
     host: str,
     argv: Sequence[str],
     *,
-    folder: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
     stdin: IO[bytes] | None = None,
 ) -> HostAnswer:
-    """Run a command on a host, in `folder` or the home there, and return what it answers.
+    """Run a command on a host, in the home there, and return what it answers.
 
     It shares the connection of a `HostWatch` if there is one. Raises HostUnreachableError if there is no answer in
     time, or a longer one than `MAX_ANSWER_BYTES`.
     """
-    command = ssh_argv(host, remote_command(argv, folder=folder))
+    command = ssh_argv(host, remote_command(argv))
     streams = {"stdin": stdin or subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start_ssh(command, **streams) as process:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -300,11 +301,14 @@ class GputrainScreen(ResizableScreen[None]):
         failed: Callable[[], object] = lambda: None,
         *,
         in_thread: bool = False,
+        is_awaited: bool = True,
     ) -> None:
         """Do `work`, and call `done` with its result. A UsageError is shown as a toast, and `failed` is called instead.
 
-        Work that may take longer than a frame runs `in_thread`. All else happens in the event loop, and so does short
-        work: requests that follow each other must keep their order."""
+        Work that may take longer than a frame runs `in_thread`; the end of the screen waits for it if it `is_awaited`.
+        All else happens in the event loop, and so does short work: requests that follow each other must keep their
+        order."""
+        app = self.app
 
         def run() -> Callable[[], object]:
             try:
@@ -312,8 +316,15 @@ class GputrainScreen(ResizableScreen[None]):
             except UsageError as error:
                 return partial(self._refuse, error, failed)
 
-        if in_thread:
-            self.run_worker(lambda: self.app.call_from_thread(run()), thread=True, group="act")
+        def report_late() -> None:
+            outcome = run()
+            if app.is_running:
+                app.call_from_thread(outcome)
+
+        if in_thread and is_awaited:
+            self.run_worker(lambda: app.call_from_thread(run()), thread=True, group="act")
+        elif in_thread:
+            threading.Thread(target=report_late, daemon=True).start()
         else:
             run()()
 

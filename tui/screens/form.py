@@ -352,7 +352,8 @@ class FormScreen(GputrainScreen):
             self.gputrain_app.show_toast(f"Started {answer}")
 
         self.gputrain_app.show_toast(f"Starting on {self._host} …")
-        self.act(partial(call_gputrain, words, self.gputrain_app.runs_dir), show, in_thread=True)
+        start = partial(call_gputrain, words, self.gputrain_app.runs_dir)
+        self.act(start, show, in_thread=True, is_awaited=False)
 
     def action_search(self) -> None:
         self.fields.start_search()

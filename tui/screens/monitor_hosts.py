@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from rich.text import Text
 
@@ -22,14 +23,13 @@ from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.launcher import gputrain_command
+from tui.launcher import call_gputrain, gputrain_command
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import LogDialog, confirm
 from tui.screens.monitor_layout import FRAME_LINES, HEADER_LINES, Demand, MonitorLayout, arrange
 from tui.tables.hosts import HostGroup, host_lines, hosts_summary
 from tui.tables.processes import gpu_matches
 
-COMMAND_SECONDS = 60.0
 LOG_LINES = 1000
 # Hosts do not open and fold while they answer one after the other.
 EXPECTED_GPUS = 8
@@ -86,8 +86,7 @@ class MonitorHosts:
         for host, row in list_rows(others):
             if (row.folder, row.record.started_at) not in here:
                 name = f"{host}:{row.name}"
-                # A sweep there is none here.
-                remote[name] = row._replace(name=name, folder=name, sweep="")
+                remote[name] = row._replace(name=name, folder=name)
         rows = sorted([*local, *remote.values()], key=lambda row: -(row.record.started_at or 0.0))
         self._sources, self._remote, self._merged = sources, remote, rows if remote else local
         return self._merged
@@ -200,52 +199,37 @@ class MonitorHosts:
         """Show the end of the log as it is now."""
         lines = ["Loading …"]
 
-        def read() -> None:
-            lines[:] = self._call("logs", row.name, "-n", str(LOG_LINES))[1].splitlines()
+        def show(text: str) -> None:
+            lines[:] = text.splitlines()
 
         self._screen.app.push_screen(LogDialog(row.name, lambda: lines))
-        self._screen.act(read, in_thread=True)
+        self._call(("logs", row.name, "-n", str(LOG_LINES)), show, lines.clear)
 
     def _sender(self, *words: str) -> Callable[[], None]:
         """Return a function that sends a command and shows the answer."""
 
-        def send() -> tuple[int, str]:
-            return self._call(*words)
+        def show(text: str) -> None:
+            self._app.show_toast("\n".join(text.splitlines()[-MAX_ANSWER_LINES:]) or f"{words[0]}: done")
 
-        def show(answer: tuple[int, str]) -> None:
-            code, text = answer
-            text = "\n".join(text.strip().splitlines()[-MAX_ANSWER_LINES:]) or f"{words[0]}: done"
-            self._app.show_toast(Problem("", text, code="refused") if code else text)
-
-        def begin() -> None:
+        def send() -> None:
             self._app.show_toast(f"gputrain {' '.join(words)} …", timeout_s=2.0)
-            self._screen.act(send, show, in_thread=True)
+            self._call(words, show)
 
-        return begin
+        return send
 
-    def _call(self, *words: str) -> tuple[int, str]:
-        """Return the exit code of a command, and what it prints. Called in a thread."""
-        try:
-            ended = subprocess.run(  # noqa: S603 (our own command)
-                [*gputrain_command(), *words],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=COMMAND_SECONDS,
-                env=self._environment(),
-            )
-        except subprocess.TimeoutExpired:
-            return 1, f"no answer within {COMMAND_SECONDS:.0f} s"
-        return ended.returncode, (ended.stdout + ended.stderr).decode(errors="replace")
-
-    def _environment(self) -> dict[str, str]:
-        return os.environ | {"GPUTRAIN_RUNS": str(self._app.runs_dir)}
+    def _call(
+        self, words: Sequence[str], done: Callable[[str], None], failed: Callable[[], object] = lambda: None
+    ) -> None:
+        work = partial(call_gputrain, words, self._app.runs_dir)
+        self._screen.act(work, done, failed, in_thread=True, is_awaited=False)
 
     def _hand_over(self, program: Sequence[str] | Callable[[], int]) -> None:
         """Give the terminal to a program until it ends. What it says when it fails stays until enter is pressed."""
+        environment = os.environ | {"GPUTRAIN_RUNS": str(self._app.runs_dir)}
         with self._screen.app.suspend():
             # No shell would continue the screen with the program.
             before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-            code = program() if callable(program) else subprocess.call(program, env=self._environment())  # noqa: S603
+            code = program() if callable(program) else subprocess.call(program, env=environment)  # noqa: S603
             if code:
                 input("\nPress enter to return to the monitor. ")
             signal.signal(signal.SIGTSTP, before)

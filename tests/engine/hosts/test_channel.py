@@ -60,12 +60,6 @@ def test_answer_begins_after_noise_of_rc_files(ssh: SshStandIn) -> None:
     assert (answer.stdout, answer.code) == (b"here\n", 3)
 
 
-def test_command_runs_in_folder_of_host(ssh: SshStandIn) -> None:
-    ssh.set_host("lab1")
-    (ssh.folder / "home" / "my code").mkdir()
-    assert run_on("lab1", ["pwd"], folder="my code").stdout.endswith(b"/home/my code\n")
-
-
 def test_unreachable_host_is_told_in_words_of_ssh(ssh: SshStandIn) -> None:
     ssh.set_host("rekeyed", HOST_KEY_CHANGED)
     with raises_problem("unreachable", None, CHANGED_WORDS, kind=HostUnreachableError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from support.screen.demo_app import demo_app, toasts, visible_text, wait_until
 from support.screen.hosts import FrozenHosts, make_reading, make_readings
 from support.screen.screen_driver import Drive, drive, press
 from tui.app import GputrainApp
+from tui.screens import monitor_hosts
 from tui.screens.monitor_hosts import MonitorHosts
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 WIDE, SMALL = (160, 48), (80, 24)
+TIMEOUT_SECONDS = 20.0
 
 
 def drive_hosts(root: Path, act: Drive, size: tuple[int, int] = SMALL, hosts: FrozenHosts | None = None) -> None:
@@ -41,11 +44,11 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that would be called, without the program."""
     calls: list[list[str]] = []
 
-    def call(_: MonitorHosts, *words: str) -> tuple[int, str]:
+    def call(words: Sequence[str], _: Path) -> str:
         calls.append(list(words))
-        return 0, "lab1: night: stopped\n"
+        return "lab1: night: stopped"
 
-    monkeypatch.setattr(MonitorHosts, "_call", call)
+    monkeypatch.setattr(monitor_hosts, "call_gputrain", call)
     monkeypatch.setattr(MonitorHosts, "_hand_over", lambda _, program: calls.append(list(program)[-2:]))
     return calls
 
@@ -146,6 +149,29 @@ def test_run_of_a_host_is_stopped_by_a_command_whose_answer_is_shown(
         await wait_until(pilot, lambda: called[-1] == ["resume", "--detach", "lab2:old"])
 
     drive_hosts(demo_runs_folder, act)
+
+
+def test_end_of_the_screen_does_not_wait_for_a_host(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It does not answer before the test has ended: a screen that waits for it ends only after this time.
+    asked, may_answer, answers = threading.Event(), threading.Event(), list[str]()
+
+    def call(*_: object) -> str:
+        asked.set()
+        may_answer.wait(TIMEOUT_SECONDS)
+        answers.append("late")
+        return ""
+
+    monkeypatch.setattr(monitor_hosts, "call_gputrain", call)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "tab", "tab")
+        pilot.app.screen.query_one("#runs", Lines).select_key("lab2:old")
+        await press(pilot, "u")
+        await wait_until(pilot, asked.is_set)
+
+    drive_hosts(demo_runs_folder, act)
+    assert not answers
+    may_answer.set()
 
 
 def test_run_in_a_shared_folder_is_listed_once(demo_runs_folder: Path) -> None:
