@@ -133,11 +133,14 @@ def start_on_host(host: str, request: RemoteRequest) -> RemoteStart:
 
 def environment_lines(variables: Mapping[str, str]) -> list[str]:
     """Return lines of a shell that set variables, and the PATH of the virtual environment of this shell, on a host that
-    has it, too."""
+    has it, too: there, the same path may belong to somebody else."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     for folder in filter(None, map(os.environ.get, ("CONDA_PREFIX", "VIRTUAL_ENV"))):
         programs = shlex.quote(f"{folder}/bin")
-        lines.append(f'[ -d {programs} ] && PATH={programs}:"$PATH"')
+        with suppress(OSError):
+            owner = Path(folder, "bin").stat().st_uid
+            is_same = f'{{ [ -O {programs} ] || [ "$(stat -Lc %u {programs} 2>/dev/null)" = {owner} ]; }}'
+            lines.append(f'{is_same} && PATH={programs}:"$PATH"')
     return lines
 
 

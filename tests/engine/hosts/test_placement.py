@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,21 @@ def test_virtual_environment_of_this_shell_is_used(lab: Lab, monkeypatch: pytest
     (programs / "gputrain").chmod(0o755)
     monkeypatch.setenv("VIRTUAL_ENV", str(programs.parent))
     assert start_on("lab1", lab.request("--", "train")).name == "from-venv"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_virtual_environment_of_another_owner_there_is_not_used(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.add("lab1")
+    programs = lab.folder / "venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "gputrain").write_text("#!/bin/sh\necho from-venv\n")
+    (programs / "gputrain").chmod(0o755)
+    os.chown(programs, 65534, 65534)
+    monkeypatch.setenv("VIRTUAL_ENV", str(programs.parent))
+    assert start_on("lab1", lab.request("--", "train")).name == "from-venv"
+    (lab.folder / "lab1" / "stat").write_text("#!/bin/sh\necho 7\n")
+    (lab.folder / "lab1" / "stat").chmod(0o755)
+    assert start_on("lab1", lab.request("--", "train")).name == "x-1"
 
 
 def test_host_without_folder_refuses_command(lab: Lab) -> None:
