@@ -62,6 +62,8 @@ class SshStandIn:
         program = folder / "bin" / "ssh"
         program.write_text(PROGRAM.format(folder=folder))
         program.chmod(0o755)
+        # It has no sockets, and no folder for them is left behind.
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
 
     def set_host(self, name: str, *lines: str) -> None:
