@@ -25,7 +25,7 @@ from engine.config.user_code import is_user_code, user_code_names
 from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize
 from engine.data.sources.base import ImageFormat
 from engine.models.factory import build_model
-from engine.models.precision import device_capability, set_tf32
+from engine.models.precision import device_capability, resolve_memory_format, set_tf32
 from engine.models.tta import augmented_logits
 from engine.runs.checkpoint_files import DamagedCheckpointError, find_checkpoint
 from engine.runs.events import EpochEvent
@@ -85,7 +85,10 @@ class TrainedModel:
         image_format = self.checkpoint.image_format
         if images.shape[1:] != (image_format.channels, image_format.val_size, image_format.val_size):
             images = convert_to_format(images, image_format)
-        return normalize(images.to(self.device), *channel_stats(image_format, self.device))
+        # Channels-last only where training has it: the user's model may not accept it.
+        memory_format = resolve_memory_format(self.checkpoint.config, self.model, self.device)
+        images = images.to(self.device, memory_format=memory_format)
+        return normalize(images, *channel_stats(image_format, self.device))
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return probabilities or other predictions of shape (N, classes) on the model's device, see

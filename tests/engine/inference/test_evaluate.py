@@ -140,3 +140,26 @@ def test_model_of_float_tensors_is_evaluated_on_them_and_refuses_images(tmp_path
     assert says(done.stderr, "not-supported", "best.pt", "(7 x 4 x 4)")
     inspected = call("evaluate", run.path, "--list", "mistakes")
     assert inspected.exit_code == 0 and "6 images" in inspected.stdout
+
+
+VIEWING = """
+import torch
+
+def build(part):
+    return [(torch.eye(4).expand(3, 4, 4) * i, i % 2) for i in range(6)]
+
+class Net(torch.nn.Linear):
+    def __init__(self, classes, channels, size):
+        super().__init__(channels * size * size, classes)
+
+    def forward(self, images):
+        return super().forward(images.view(len(images), -1))
+"""
+
+
+def test_model_of_user_that_views_its_input_is_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "viewing.py").write_text(VIEWING)
+    own = {"data": {"dataset": "viewing:build"}, "model": {"name": "viewing:Net"}, "run": {"code": str(tmp_path)}}
+    run = saved_run(tmp_path / "run", **own)
+    run.config.write_text(json.dumps(own))
+    assert np.sum(evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion) == 6
