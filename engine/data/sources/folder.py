@@ -170,7 +170,8 @@ def usage_error_on_os_error() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"{error.filename} cannot be read: {error.strerror}"
+        # An error of a file that is already open, as of a network file system, names none.
+        reason = f"{error.filename or 'a file of the dataset'} cannot be read: {error.strerror}"
         raise UsageError.one("data.path", reason, code="not-readable") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -240,3 +241,13 @@ def test_folder_source_rejects_fewer_than_two_classes(tmp_path: Path, names: tup
     for name in names:
         write_image(tmp_path / name / "1.png")
     assert is_refused(tmp_path, "too-few-classes", f"{tmp_path} ", *(f" {name}" for name in names))
+
+
+def test_error_of_open_file_is_reported_without_its_name() -> None:
+    # As of a file on a network file system that was replaced while it was read.
+    reason = os.strerror(errno.ESTALE)
+    with (
+        raises_problem("not-readable", "data.path", f"a file of the dataset cannot be read: {reason}"),
+        folder.usage_error_on_os_error(),
+    ):
+        raise OSError(errno.ESTALE, reason)
