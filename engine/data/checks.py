@@ -69,7 +69,9 @@ def build_sampler_from_counts(
 
 def sampler_problems(sampler: DistributedBatchSampler) -> Iterator[Problem]:
     """Yield a problem for each part that yields no batch."""
-    if sampler.steps_per_epoch == 0:
+    if sampler.train_images == 0:
+        yield Problem("data", "there are no training images", "add images", code="no-images")
+    elif sampler.steps_per_epoch == 0:
         yield Problem(
             "data.batch_size",
             f"the global batch size is {sampler.global_batch} (world size {sampler.world_size} x "

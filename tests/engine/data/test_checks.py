@@ -72,6 +72,16 @@ def test_check_dataset_refuses_shards_with_gaps_in_labels(tmp_path: Path) -> Non
     assert has_problem(refusals(config.config, open_source(config.config)), "empty-class", "data", ": 0, 1")
 
 
+def test_check_dataset_refuses_shards_without_training_image(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train-0.tar", [])
+    members = [(f"{number}.{kind}", data) for number in range(4) for kind, data in (("png", b""), ("cls", b"1"))]
+    write_shard(tmp_path / "val-0.tar", members)
+    config = resolve_config(None, ["data.dataset=webdataset", f"data.path={tmp_path}"]).config
+    problems = refusals(config, open_source(config))
+    assert has_problem(problems, "no-images", "data", "no training images")
+    assert not has_problem(problems, "too-large")
+
+
 @pytest.mark.parametrize(
     ("content", "task", "outputs"),
     [("cat", "classification", "classes"), ("cat;cat", "multilabel", "labels")],
