@@ -139,7 +139,8 @@ class LineParser:
     """Parses the lines of one program."""
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[str, Context | Literal["object"]], Plan] = {}
+        self._plans: dict[tuple[str, Context | Literal["axis", "object"]], Plan] = {}
+        """Where a shape has a position, earlier lines do not matter."""
         self._learned: set[str] = set()
         self._has_decimal_commas = self._has_glued = False
         self._previous = self._group = ""
@@ -171,7 +172,7 @@ class LineParser:
             stripped = _GLUED.sub(r"\g<0> ", stripped)
         texts, numbers = _split(stripped)
         shape = "\0".join(texts)
-        plan = self._plans.get((shape, context))
+        plan = self._plans.get((shape, "axis")) or self._plans.get((shape, context))
         if plan is None:
             if _SIGNS.search(stripped) is None and not has_known_word(stripped):
                 return None
@@ -182,8 +183,8 @@ class LineParser:
                 self._has_glued = True
                 return self.parse(text, context)
             # Text without numbers is a heading if it has a source, else nothing.
-            has_meaning = bool(numbers or source_of(stripped))
-            plan = self._keep(make_plan(texts, context) if has_meaning else Plan(), shape, context)
+            plan = make_plan(texts, context) if numbers or source_of(stripped) else Plan()
+            self._keep(plan, shape, "axis" if plan.has_axis else context)
         if plan.is_accepted or plan.may_be_learned:
             line = self._read(plan, numbers)
             if not plan.is_accepted:
@@ -192,11 +193,10 @@ class LineParser:
             return line
         return replace(self._read(plan, numbers), values={}) if plan.is_heading else None
 
-    def _keep(self, plan: Plan, shape: str, context: Context | Literal["object"]) -> Plan:
+    def _keep(self, plan: Plan, shape: str, context: Context | Literal["axis", "object"]) -> None:
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         self._plans[shape, context] = plan
-        return plan
 
     def _skip(self, text: str) -> None:
         """Note that a line is not read, if it would be if it was shorter."""
@@ -246,8 +246,8 @@ class LineParser:
 
     def _value(self, text: str) -> float:
         """Return a number. A comma is a decimal one where it can be nothing else, and then in all further numbers."""
-        may_be_decimal = text.count(",") == 1 and "." not in text
-        is_decimal = may_be_decimal and (self._has_decimal_commas or _THOUSANDS.fullmatch(text) is None)
+        is_sure = self._has_decimal_commas or _THOUSANDS.fullmatch(text) is None
+        is_decimal = is_sure and text.count(",") == 1 and "." not in text
         self._has_decimal_commas = self._has_decimal_commas or is_decimal
         number = parse_number(text.replace(",", "." if is_decimal else ""))
         return math.nan if number is None else number

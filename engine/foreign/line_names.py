@@ -84,8 +84,9 @@ def _kinds_of(name: str) -> set[str]:
         kinds.add("weak result")
     # `valid/max_steps`, `epoch_start`, `valid_num_updates`
     base = text.rpartition("/")[2].rpartition(".")[2]
-    is_position = base in _POSITION_NAMES or base.endswith("num_updates") or not _EPOCHS.isdisjoint(base.split("_"))
-    if is_position and "result" not in kinds:
+    if "result" not in kinds and (
+        base in _POSITION_NAMES or base.endswith("num_updates") or not _EPOCHS.isdisjoint(base.split("_"))
+    ):
         kinds.add("position")
     return kinds
 
@@ -170,11 +171,6 @@ def source_of_row(texts: Mapping[str, object]) -> str:
 def is_source(word: str) -> bool:
     """Whether a word only says what was measured on."""
     return _SOURCES.fullmatch(word) is not None
-
-
-def without_source(name: str) -> str:
-    """Return a name without the words that say what was measured on."""
-    return "_".join(word for word in re.split(r"[_/ ]", name) if not is_source(word))
 
 
 def with_source(name: str, source: str) -> str:

@@ -26,7 +26,6 @@ from engine.foreign.line_names import (
     may_be_metric,
     source_of,
     with_source,
-    without_source,
 )
 
 MAX_OTHER_WORDS = 3  # beside the names of metrics; a sentence has more
@@ -319,11 +318,11 @@ class _PlanMaker:
         if "]" in rest:
             self._group = ""
         self._others.append(rest)
-        scale = _scale_of(self._units[number], right)
+        is_value = self._units[number] or not _NO_NUMBER.match(right) or right in _DEVIATIONS or _OF.match(right)
         if len(words) == 1 and words[0].lower() == "rank":
             self._plan.rank = number
             return
-        if not words or scale is None or not (is_explicit or self._is_bare_pair(words, rest, number)):
+        if not words or not is_value or not (is_explicit or self._is_bare_pair(words, rest, number)):
             self._others.append(" ".join(words))
             return
         if rest and rest.rstrip().endswith((":", ")", "]")) and (match := _LABEL.search(rest)) is not None:
@@ -333,16 +332,16 @@ class _PlanMaker:
         if len(words) == 1 and is_source(words[0]) and self._plan.pairs and not self._heading:
             # `loss train: 2, val: 3`
             before = self._plan.pairs[-1][0]
-            base = without_source(before)
+            base = "_".join(word for word in re.split(r"[_/ ]", before) if not is_source(word))
             words = [words[0], base] if base not in ("", before) else words
         self._label = self._label if self._label is not None else " | ".join(self._others)
         self._roles[number] = "value"
         name = self._names.add(words, self._heading, self._group)
         if name not in self._added and not (is_position(name) or ("." in name and _SOURCE_FILE.search(name))):
             self._added.add(name)
-            self._add(name, number, scale)
+            self._add(name, number)
 
-    def _add(self, name: str, number: int, scale: float) -> None:
+    def _add(self, name: str, number: int) -> None:
         if self._units[number] in _RESULT_UNITS:
             self._results.append(name)
         is_share = "/" in self._right[number] and number + 1 < self._count and _OF.match(self._right[number])
@@ -351,7 +350,7 @@ class _PlanMaker:
             if is_result(name) or (self._right[number] == " / " and not self._units[number + 1]):
                 self._plan.ratios.append((name, number, number + 1))
         else:
-            self._plan.pairs.append((name, number, scale))
+            self._plan.pairs.append((name, number, SCALES.get(self._units[number], 1.0)))
 
     def _is_bare_pair(self, words: Sequence[str], rest: str, number: int) -> bool:
         """Whether words and a number behind a blank are a pair: in prose, they are not."""
@@ -392,13 +391,6 @@ class _PlanMaker:
         plan.is_heading = is_terse and not self._has_bar and (has_named_position or bool(source))
 
 
-def _scale_of(unit: str, right: str) -> float | None:
-    """Return by what a number is multiplied, because of what follows it; None if it is no value."""
-    if unit:
-        return SCALES.get(unit, 1.0)
-    return 1.0 if not _NO_NUMBER.match(right) or right in _DEVIATIONS or _OF.match(right) else None
-
-
 # The shapes of a program have many texts in common.
 @lru_cache(maxsize=2048)
 def _find_name(left: str) -> tuple[list[str], bool, str]:
@@ -406,8 +398,10 @@ def _find_name(left: str) -> tuple[list[str], bool, str]:
     plain = _PLAIN_NAME.fullmatch(left)
     if plain is not None and "..." not in left and _JOINTS.isdisjoint(lowered := plain[2].lower().split()):
         # All that follows comes to the same, in three times the time.
-        words, stops = plain[2].split(), [index for index, word in enumerate(lowered, 1) if word in _STOP_WORDS]
-        begin = stops[-1] if stops else 0
+        stops = (
+            () if _STOP_WORDS.isdisjoint(lowered) else (i for i, word in enumerate(lowered, 1) if word in _STOP_WORDS)
+        )
+        words, begin = plain[2].split(), max(stops, default=0)
         return words[begin:], not plain[3].isspace(), plain[1] + " ".join(words[:begin])
     opener = _OPENER.search(left) if left.endswith(("(", "[")) else None
     text = left[: opener.start()] if opener is not None else left
@@ -426,8 +420,6 @@ def _find_name(left: str) -> tuple[list[str], bool, str]:
     begin = hard.end() if hard is not None else 0
     words = named[begin:].split()
     first, least = len(words), max(len(words) - MAX_NAME_WORDS, 0)
-    if _NAME.fullmatch(" ".join(words[least:])) and _STOP_WORDS.isdisjoint(map(str.lower, words[least:])):
-        first = least
     while first > least and _NAME.fullmatch(words[first - 1]):
         # `Std of reward` is one name.
         is_joint = words[first - 1] == "of" and 1 < first < len(words) and words[first - 2].lower() not in _STOP_WORDS

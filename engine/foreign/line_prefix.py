@@ -59,5 +59,4 @@ def strip_prefix(text: str) -> str | None:
         if item is None or (item[0].isspace() and level is None and position == 0):
             break
         position = item.end()
-    indent = text[begin:position] if text[begin:position].isspace() else ""
-    return indent + text[position:]
+    return (skipped if (skipped := text[begin:position]).isspace() else "") + text[position:]

@@ -202,9 +202,11 @@ class OutputMetrics:
 
     def _has_own_counter(self, parsed: ParsedLine) -> bool:
         """Whether the step of a line counts the batches of a validation."""
-        if parsed.step is None or parsed.total is None:
-            return False
-        return bool(parsed.source) or not (parsed.step_name or self._steps.total in (0, parsed.total))
+        return (
+            parsed.step is not None
+            and parsed.total is not None
+            and (parsed.source != "" or not (parsed.step_name or self._steps.total in (0, parsed.total)))
+        )
 
     def _inherit_source(self, parsed: ParsedLine) -> None:
         """Add what a heading or the batches of a validation said of the lines below them."""

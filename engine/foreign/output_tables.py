@@ -139,8 +139,7 @@ def _number_of(cell: str) -> str:
     """Return the number of a cell without its unit; "" if it has none."""
     if cell.replace(".", "", 1).isdecimal():  # in a fifth of the time of the pattern
         return cell
-    match = _CELL.fullmatch(cell)
-    return match["number"] if match is not None else ""
+    return match["number"] if (match := _CELL.fullmatch(cell)) is not None else ""
 
 
 def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:

@@ -45,8 +45,9 @@ class Restarts:
         if not points:
             return
         step = points[0].step
-        highest = self._highest.get(points[0].name, -math.inf)
-        if (self._is_expected or step <= highest) and self._is_restart(points, step):
+        if (self._is_expected or step <= self._highest.get(points[0].name, -math.inf)) and self._is_restart(
+            points, step
+        ):
             self._num_restarts += 1
             reading.void_from(step)
             # Below the step: the other rows of this step follow.

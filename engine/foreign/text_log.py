@@ -73,8 +73,7 @@ def feed_line(parser: OutputMetrics, line: str) -> list[Point]:
     """Return the points of a line as a program wrote it: with colors, and with the states of a bar that it redrew."""
     if "\r" not in line and "\x1b" not in line:
         return parser.feed(line.rstrip("\n"))
-    text = line.rstrip("\r\n")
-    *drawn, final = _NEW_SCREEN.sub("\r", text).split("\r")
+    *drawn, final = _NEW_SCREEN.sub("\r", line.rstrip("\r\n")).split("\r")
     # A run sees a bar a few times per second; which of its states these are, the file does not tell.
     points = [point for text in drawn for point in parser.feed_drawn([_plain(text)])]
     return points + parser.feed(_plain(final))
