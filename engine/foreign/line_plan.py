@@ -122,9 +122,7 @@ _HARD_START = re.compile(r"\s?(?:[,;|\](±]|\+/?-|  | -{1,2} |\.?\s?$)|\s:\s")
 _NAME_WORD = r"(?:[A-Za-z_][A-Za-z0-9_@./%+'-]*+|[^\W\d]++)"
 _NAME = re.compile(rf"{_NAME_WORD}(?: {_NAME_WORD})*")
 # Most names, with what is around them
-_PLAIN_NAME = re.compile(
-    rf"((?:{_HARD.pattern}(?=\s?\S))?+)\s?({_NAME_WORD}(?: {_NAME_WORD}){{0,{MAX_NAME_WORDS - 1}}})(\s?[:=]\s?|\s)"
-)
+_PLAIN_NAME = re.compile(rf"((?:{_HARD.pattern}(?=\s?\S))?+)\s?({_NAME_WORD}(?: {_NAME_WORD})*+)(\s?[:=]\s?|\s)")
 _SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|go|jl|rs|js|ts|java|lua|R)$")
 _LABEL = re.compile(r"(?:^|[\s|\[(])(\w{2,10})[:\])]{1,2}\s*$")
 # `Test (EMA): `
@@ -396,12 +394,13 @@ class _PlanMaker:
 def _find_name(left: str) -> tuple[list[str], bool, str]:
     """Return the words of the name that ends a text, whether a separator follows it, and the rest of the text."""
     plain = _PLAIN_NAME.fullmatch(left)
-    if plain is not None and "..." not in left and _JOINTS.isdisjoint(lowered := plain[2].lower().split()):
+    if plain is not None and "..." not in left and _JOINTS.isdisjoint((lowered := plain[2].lower().split())[-8:]):
         # All that follows comes to the same, in three times the time.
         stops = (
             () if _STOP_WORDS.isdisjoint(lowered) else (i for i, word in enumerate(lowered, 1) if word in _STOP_WORDS)
         )
-        words, begin = plain[2].split(), max(stops, default=0)
+        words = plain[2].split()
+        begin = max(len(words) - MAX_NAME_WORDS, 0, *stops)
         return words[begin:], not plain[3].isspace(), plain[1] + " ".join(words[:begin])
     opener = _OPENER.search(left) if left.endswith(("(", "[")) else None
     text = left[: opener.start()] if opener is not None else left
