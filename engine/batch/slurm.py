@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.batch.engine import BatchError, JobPhase, JobRequest, JobState, run_tool
-from engine.config.settings import read_settings
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
 
@@ -39,6 +38,9 @@ class Slurm:
     """The Slurm cluster of this host."""
 
     def script(self, request: JobRequest) -> str:
+        # A list of runs needs no pydantic.
+        from engine.config.settings import read_settings
+
         settings, count = read_settings().slurm, max(request.tasks_per_node, 1)
         partition = request.partition or settings.partition
         cores = request.cores
