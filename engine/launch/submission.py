@@ -86,6 +86,9 @@ def _checked(engine: str, run: RunRequest, options: JobOptions) -> RunRequest:
         if getattr(config.queue, key):
             reason = f"is of the queue of this host; an option of {engine} follows --{engine}="
             raise UsageError.one(f"queue.{key}", reason, code="not-supported")
+    if config.run.snapshot and options.nodes > 1 and run.command is None:
+        reason = "is not available for a training on several nodes; commit the code, and do not change it meanwhile"
+        raise UsageError.one("run.snapshot", reason, code="not-supported")
     folder = run.resumed_folder
     if folder is not None and (record := read_run_record(folder)) is not None:
         view = view_job(folder, record.state)
