@@ -1,0 +1,116 @@
+"""A real Slurm of two nodes on this host: a submitted run waits, is cancelled, trains on two nodes, is requeued."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from support.gputrain_command import Gputrain, effective_events, wait_for
+
+DAEMONS = ("slurmctld", "slurmd", "munged", "sbatch")
+missing = [tool for tool in DAEMONS if shutil.which(tool) is None]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(os.geteuid() != 0 or bool(missing), reason=f"needs root and {', '.join(DAEMONS)}"),
+]
+# Slurm lets a requeued job wait for two minutes.
+REQUEUE_SECONDS = 300.0
+
+
+@pytest.fixture
+def slurm(gputrain: Gputrain, tmp_path: Path) -> Iterator[Gputrain]:
+    """Start the daemons, and let `gputrain` use them."""
+    conf, host = tmp_path / "slurm.conf", socket.gethostname().partition(".")[0]
+    port, *ports = free_ports(3)
+    names = {"SlurmctldHost": f"{host}(127.0.0.1)", "ClusterName": "test", "SlurmUser": "root", "SlurmdUser": "root"}
+    names |= {"StateSaveLocation": tmp_path / "state", "SlurmdSpoolDir": tmp_path / "spool-%n", "MpiDefault": "none"}
+    names |= {"SlurmctldPidFile": tmp_path / "ctld.pid", "SlurmdPidFile": tmp_path / "%n.pid", "SlurmctldPort": port}
+    names |= {"SlurmctldLogFile": tmp_path / "ctld.log", "SlurmdLogFile": tmp_path / "%n.log", "ReturnToService": 2}
+    names |= {"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none", "SelectType": "select/cons_tres"}
+    node = f"NodeHostname={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} RealMemory=1000 State=UNKNOWN"
+    lines = [f"{name}={value}" for name, value in names.items()]
+    lines += [f"NodeName=node{number} Port={each} {node}" for number, each in enumerate(ports)]
+    conf.write_text("\n".join([*lines, "PartitionName=main Nodes=ALL Default=YES State=UP OverSubscribe=FORCE:4\n"]))
+    started = [
+        ["slurmctld", "-D", "-f", str(conf)],
+        *(["slurmd", "-D", "-N", f"node{n}", "-f", str(conf)] for n in (0, 1)),
+    ]
+    if subprocess.run(["pgrep", "-x", "munged"], capture_output=True, check=False).returncode:
+        pytest.skip("munged does not run")
+    (tmp_path / "state").mkdir()
+    daemons = [subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for argv in started]
+    # The names of the nodes are in no DNS.
+    gputrain.environment |= {"SLURM_CONF": str(conf), "MASTER_ADDR": "127.0.0.1"}
+    try:
+        wait_for(lambda: ask(gputrain, "sinfo", "-h", "-t", "idle", "-o", "%D") == "2", "two idle nodes")
+        yield gputrain
+    finally:
+        ask(gputrain, "scancel", "-u", "root")
+        time.sleep(2)
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def ask(gputrain: Gputrain, *argv: str) -> str:
+    return subprocess.run(argv, env=gputrain.environment, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def submit(gputrain: Gputrain, *words: str) -> None:
+    done = gputrain("run", "digits", "--on", "slurm", "--ngpu", "0", "--ranks", "1", *words)
+    assert done.returncode == 0, done.stderr
+
+
+def shown(gputrain: Gputrain, name: str) -> tuple[str, str]:
+    row = json.loads(gputrain("runs", "show", name, "--json").stdout)
+    return row["state"], row["message"]
+
+
+def losses(run: Path) -> list[float]:
+    return [loss for event in effective_events(run) if event["type"] == "step" for loss in event["losses"]]
+
+
+def test_pending_job_has_its_reason_and_is_cancelled(slurm: Gputrain) -> None:
+    submit(slurm, "--name", "held", "--slurm=--hold")
+    wait_for(lambda: shown(slurm, "held") == ("waiting", "pending (JobHeldUser)"), "the reason")
+    assert slurm("stop", "held").returncode == 0
+    assert shown(slurm, "held")[0] == "stopped"
+    assert ask(slurm, "squeue", "-h") == ""
+
+
+def test_ranks_train_on_both_nodes(slurm: Gputrain) -> None:
+    submit(slurm, "--name", "two", "--nodes", "2", "--epochs", "1")
+    assert slurm("wait", "two", "--timeout", "2min").returncode == 0
+    assert json.loads(slurm("runs", "show", "two", "--json").stdout)["ranks"] == 2
+
+
+@pytest.mark.timeout(600)
+def test_requeued_run_goes_on_to_the_same_losses(slurm: Gputrain) -> None:
+    submit(slurm, "--name", "a", "--epochs", "20")
+    wait_for(lambda: (slurm.runs / "a/checkpoints/last.pt").exists(), "a checkpoint")
+    job = json.loads((slurm.runs / "a/job.json").read_text())["id"]
+    ask(slurm, "scontrol", "requeue", job)
+    wait_for(lambda: shown(slurm, "a")[1].startswith("requeued, pending (BeginTime), starts about"), "the requeue")
+    wait_for(lambda: shown(slurm, "a")[0] == "finished", "the end", REQUEUE_SECONDS)
+    assert (
+        slurm(
+            "run", "digits", "--headless", "--gpus", "cpu", "--ranks", "1", "--epochs", "20", "--name", "b"
+        ).returncode
+        == 0
+    )
+    assert losses(slurm.runs / "a") == losses(slurm.runs / "b")
