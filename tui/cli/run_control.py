@@ -17,7 +17,7 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.job import cancel_job
 from engine.runs.profile_file import Profile, diagnose_profile, newest_profile, read_profile
-from engine.runs.record_completion import open_run
+from engine.runs.record_completion import OpenedRun, open_run
 from engine.runs.root import runs_root
 from engine.runs.run_row import claim_message
 from engine.runs.sent_request import SentRequest
@@ -55,7 +55,8 @@ def stop(
     """
     from engine.queue.edit import cancel_interrupted
 
-    def refuse(folder: RunFolder, state: RunState) -> Answer:
+    def refuse(folder: RunFolder, run: OpenedRun) -> Answer:
+        state = run.state
         if state is RunState.INTERRUPTED and folder.is_own and cancel_interrupted(folder):
             return f"is {RunState.STOPPED}"
         if (cancelled := cancel_job(folder)) is not None:
@@ -161,11 +162,13 @@ def checkpoint(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> No
     _send(folders, "checkpoint", answer, no_wait=no_wait)
 
 
-def _not_running(folder: RunFolder, state: RunState) -> Problem | None:
-
-    if state.live and state is not RunState.WAITING:
-        return None
-    return Problem("", f"{folder.name} is not running: it is {state}", code="not-running")
+def _not_training(folder: RunFolder, run: OpenedRun) -> Problem | None:
+    """Return why a run would not answer; None if it would."""
+    if not run.state.live or run.state is RunState.WAITING:
+        return Problem("", f"{folder.name} is not running: it is {run.state}", code="not-running")
+    if run.record.command:
+        return Problem("", f"{folder.name} runs a command, which can only be stopped", code="not-supported")
+    return None
 
 
 def _send(
@@ -174,7 +177,7 @@ def _send(
     answer: Callable[[SentRequest], Answer],
     *,
     no_wait: bool,
-    refuse: Callable[[RunFolder, RunState], Answer] = _not_running,
+    refuse: Callable[[RunFolder, OpenedRun], Answer] = _not_training,
 ) -> None:
     """Send a request to runs, and print what `answer` makes of each, or `refuse` of one that gets no request.
 
@@ -198,7 +201,7 @@ def _send(
     problems, sent, has_failed = list[Problem](), list[SentRequest](), False
     for folder in folders:
         with collect_problems(problems):
-            if (refused := refuse(folder, open_run(folder).state)) is not None:
+            if (refused := refuse(folder, open_run(folder))) is not None:
                 has_failed |= show(folder, refused)
                 continue
             sent.append(SentRequest(folder, request))
@@ -309,7 +312,10 @@ def request_profile(folder: RunFolder, steps: int) -> Profiled:
         return found
 
     watch_other_hosts([folder])
-    state = open_run(folder).state
+    run = open_run(folder)
+    state = run.state
+    if run.record.command:
+        fail(f"{folder.name} runs a command; only trainings can be profiled", code="not-supported")
     if state is RunState.WAITING or not state.live:
         advice = "take a profile when it trains; those that were taken before are shown with --stored"
         fail(f"{folder.name} is not running: it is {state}; {advice}", code="not-running")

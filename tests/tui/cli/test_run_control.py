@@ -24,7 +24,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.gputrain_command import wait_for
 from support.messages import says
-from support.runs.event_factories import make_run_started
+from support.runs.event_factories import make_command_started, make_run_started
 from support.runs.factories import append_events, make_run_folder, row_of
 from support.runs.run_owner import owner
 from support.runs.trained_run import call
@@ -184,6 +184,15 @@ def test_runs_that_are_not_running_get_no_request(root: Path, live_runs: LiveRun
     assert says(first, "not-running", "error: ended ", "stopped")
     assert says(second, "not-running", "error: waiting ", "it is waiting")
     assert not ended.control.exists() and not waiting.control.exists()
+
+
+@pytest.mark.parametrize("request_name", ["pause", "continue", "checkpoint", "profile"])
+def test_command_gets_no_request_that_only_trainings_answer(live_runs: LiveRuns, request_name: str) -> None:
+    run = live_runs.make("a", make_command_started())
+    result = call("runs", request_name, "a")
+    assert result.exit_code == 1
+    assert says(result.stderr, "not-supported", "error: a runs a command")
+    assert not run.control.exists()
 
 
 @pytest.mark.parametrize("command", [("stop",), ("runs", "pause")])
