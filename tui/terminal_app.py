@@ -88,9 +88,10 @@ class TerminalApp(App[None]):
         self.show_toast(f"Theme: {palette.name}", timeout_s=2)
 
     def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None:
-        """Show a toast: a string as information, a problem as a warning. Control characters are escaped."""
+        """Show a toast: a string as information, a problem as a warning. Unprintable characters in a line are escaped."""
         severity: Literal["warning", "information"] = "information" if isinstance(message, str) else "warning"
-        self.notify(printable(str(message)), severity=severity, timeout=timeout_s, markup=False)
+        text = "\n".join(map(printable, str(message).split("\n")))
+        self.notify(text, severity=severity, timeout=timeout_s, markup=False)
 
     def copy_to_clipboard(self, text: str, copied: str = "Copied to the clipboard") -> None:
         """Copy a text to the clipboard of the terminal, and say that it is `copied`, or what keeps it from there."""
