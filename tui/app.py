@@ -82,20 +82,22 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         column_choice: ColumnChoice | None = None,
         process: ProcessId | None = None,
         hosts: Sequence[str] | None = None,
+        called_host: str = "",
     ) -> None:
         """Open on `initial_run`, a run folder, or on `launched_run`, a run that is starting, or on the comparison
         of the runs `compared` (see `open_compare`), or on the runs of other programs below the paths `watched`, whose
         files of rows are read by `column_choice`, or on a `process`; else on the GPU monitor.
 
         `demo_notice` is shown on every screen and disables starting runs. `hosts` are other hosts that the monitor
-        follows, by default those of the user's settings.
+        follows, by default those of the user's settings. `called_host` is the name of this host where the user sits, if
+        that is elsewhere: then leaving the first screen leaves this one.
         """
         super().__init__()
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
         self._compared, self.watched_paths, self.column_choice = compared, watched, column_choice
-        self._process, self._hosts = process, hosts
+        self._process, self._hosts, self.called_host = process, hosts, called_host
         self.host_watch: HostWatch | None = None
         """Follows other hosts; None without any."""
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
@@ -443,7 +445,10 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             self.push_screen(self.watched_screen)
 
     async def action_back(self) -> None:
-        if len(self.screen_stack) > 1:
+        is_opened = self._initial_run is not None or bool(self._compared)
+        if self.called_host and len(self.screen_stack) <= 1 + is_opened:
+            self.exit()
+        elif len(self.screen_stack) > 1:
             self.pop_screen()
 
     def action_command_palette(self) -> None:

@@ -15,6 +15,8 @@ FALLBACK_PROGRAM = "from tui import main; main()"
 # A host that starts a run has 300 s.
 CALL_SECONDS = 330.0
 MAX_ERROR_LINES = 8
+CALLED_HOST = "GPUTRAIN_HOST"
+"""The variable of a screen that is opened on a host through ssh: the name of that host where the user sits."""
 
 
 def launch_run(arguments: Sequence[str], runs_dir: Path) -> LaunchedRun:

@@ -88,7 +88,7 @@ class TerminalApp(App[None]):
         self.show_toast(f"Theme: {palette.name}", timeout_s=2)
 
     def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None:
-        """Show a toast: a string as information, a problem as a warning. Unprintable characters in a line are escaped."""
+        """Show a toast: a string as information, a problem as a warning. Control characters in a line are escaped."""
         severity: Literal["warning", "information"] = "information" if isinstance(message, str) else "warning"
         text = "\n".join(map(printable, str(message).split("\n")))
         self.notify(text, severity=severity, timeout=timeout_s, markup=False)

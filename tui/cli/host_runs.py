@@ -46,6 +46,7 @@ from engine.utils.threads import in_background
 from tui.cli.console import exit_on_usage_error, print_error
 from tui.cli.run_command import split_command
 from tui.cli.terminal import is_on_terminal, plain_commands, require_terminal
+from tui.launcher import CALLED_HOST
 
 if TYPE_CHECKING:
     from engine.launch.request import RunRequest
@@ -252,7 +253,7 @@ def read_host_run(reference: str) -> RunRow | None:
 def _attach(host: str, words: Sequence[str], runs: Sequence[str], names: Sequence[str]) -> None:
     """Replace this process by the screen of a host. Raises UsageError without a terminal."""
     require_terminal(*plain_commands(names, None))
-    script = host_script(runs, marks=False)
+    script = f"export {CALLED_HOST}={host}; {host_script(runs, marks=False)}"
     argv = ssh_argv(host, remote_script(script, words, marker=False), terminal=True, ask=True)
     sys.stdout.flush()
     os.execvp(argv[0], argv)  # noqa: S606 (the user's ssh)

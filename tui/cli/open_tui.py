@@ -16,6 +16,7 @@ from engine.runs.root import runs_root
 from tui.app import GputrainApp
 from tui.characters import limit_characters
 from tui.cli.terminal import plain_commands, require_terminal
+from tui.launcher import CALLED_HOST
 from tui.pollers.host import GpuPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
 
@@ -41,8 +42,10 @@ def open_screen(
 ) -> None:
     """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run, or for
     a wrong name among `hosts`, the other hosts that the monitor follows."""
+    # Not for the runs that the screen starts.
+    called_host = os.environ.pop(CALLED_HOST, "")
     named = [] if run is None else [run if isinstance(run, str) else str(run.path)]
-    names = None if hosts is None else _parse_hosts(hosts)
+    names = () if called_host else None if hosts is None else _parse_hosts(hosts)
     require_terminal(*plain_commands(named, runs_dir))
     root = launched_run.runs_dir if launched_run else runs_root(runs_dir)
     if isinstance(run, str):
@@ -58,6 +61,7 @@ def open_screen(
         column_choice=column_choice,
         process=process,
         hosts=names,
+        called_host=called_host,
     )
     run_app(app)
     exit_after_screen(app)
@@ -122,6 +126,7 @@ def exit_after_screen(app: GputrainApp) -> None:
     for folder in live_runs(app):
         # A name is enough where the commands look for runs.
         run = folder.name if folder.path.parent == runs_root() else shlex.quote(str(folder.path))
+        run = f"{app.called_host}:{run}" if app.called_host else run
         print(f"{folder.name} goes on in {folder.path}. To return: gputrain attach {run}", file=sys.stderr)
     sys.exit(code)
 

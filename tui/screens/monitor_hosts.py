@@ -23,7 +23,7 @@ from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.launcher import call_gputrain, gputrain_command
+from tui.launcher import CALLED_HOST, call_gputrain, gputrain_command
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import LogDialog, confirm
 from tui.screens.monitor_layout import FRAME_LINES, HEADER_LINES, Demand, MonitorLayout, arrange
@@ -155,7 +155,7 @@ class MonitorHosts:
         elif key == group.key:
             self._opened[group.name] = not self.is_open(group)
         elif group.reading.has_gputrain:
-            command = remote_command(["gputrain-tui"], marker=False)
+            command = remote_command(["env", f"{CALLED_HOST}={group.name}", "gputrain-tui"], marker=False)
             self._hand_over(ssh_argv(group.name, command, terminal=True, ask=True))
         else:
             reason = f"{group.name} has no gputrain that could show its GPUs"

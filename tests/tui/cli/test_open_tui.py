@@ -42,6 +42,9 @@ def test_exit_after_screen_says_how_to_return_to_live_runs(
     assert messages_after(opened_app(root), capsys) == f"{expected}{LIVE_RUN}\n"
     monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path))
     assert messages_after(opened_app(root), capsys) == f"{expected}{root / LIVE_RUN}\n"
+    app = opened_app(root)
+    app.called_host = "lab1"
+    assert messages_after(app, capsys) == f"{expected}lab1:{root / LIVE_RUN}\n"
     owner.release()
 
 

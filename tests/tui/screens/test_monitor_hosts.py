@@ -17,8 +17,9 @@ from support.replace import replace
 from support.runs.factories import make_row
 from support.screen.demo_app import demo_app, toasts, visible_text, wait_until
 from support.screen.hosts import FrozenHosts, make_reading, make_readings
-from support.screen.screen_driver import Drive, drive, press
+from support.screen.screen_driver import Drive, drive, press, real_app
 from tui.app import GputrainApp
+from tui.demo.server import LIVE_RUN
 from tui.screens import monitor_hosts
 from tui.screens.monitor_hosts import MonitorHosts
 from tui.widgets.lines import Lines
@@ -46,7 +47,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def call(words: Sequence[str], _: Path) -> str:
         calls.append(list(words))
-        return "lab1: night: stopped"
+        return "lab1: Waiting.\nlab1: night: stopped"
 
     monkeypatch.setattr(monitor_hosts, "call_gputrain", call)
     monkeypatch.setattr(MonitorHosts, "_hand_over", lambda _, program: calls.append(list(program)[-2:]))
@@ -142,7 +143,7 @@ def test_run_of_a_host_is_stopped_by_a_command_whose_answer_is_shown(
         await press(pilot, "s")
         assert called == [], "it asks first"
         await press(pilot, "down", "enter")
-        await wait_until(pilot, lambda: "lab1: night: stopped" in toasts(pilot))
+        await wait_until(pilot, lambda: "lab1: Waiting.\nlab1: night: stopped" in toasts(pilot))
         assert called == [["stop", "--no-wait", "lab1:night"]]
         pilot.app.screen.query_one("#runs", Lines).select_key("lab2:old")
         await press(pilot, "u")
@@ -277,3 +278,22 @@ def test_program_in_the_foreground_has_the_terminal_and_its_failure_stays(
         assert suspended == ["suspended"] and len(asked) == 1
 
     drive_hosts(demo_runs_folder, act)
+
+
+@pytest.mark.parametrize("run", [None, LIVE_RUN], ids=["monitor", "run"])
+def test_screen_that_another_host_shows_is_left_where_it_began(
+    demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch, run: str | None
+) -> None:
+    left = []
+
+    async def act(pilot: Pilot[None]) -> None:
+        app.action_runs()
+        await press(pilot, "escape")
+        assert not left
+        await press(pilot, "escape")
+        assert left
+
+    app = real_app(demo_runs_folder, run)
+    app.called_host = "lab1"
+    monkeypatch.setattr(app, "exit", lambda: left.append(True))
+    drive(app, act)
