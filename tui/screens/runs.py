@@ -47,7 +47,7 @@ from tui.screens.dialogs import ChoiceDialog
 from tui.screens.monitor_runs import RunMarks
 from tui.screens.run_changes import RunChanges
 from tui.tables import styled
-from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, SORT_SIGNS, fit_run_list, run_list_line
+from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, SORT_SIGNS, field_columns, fit_run_list, run_list_line
 from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
 
 FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
@@ -383,9 +383,9 @@ class RunsScreen(GputrainScreen):
                 self.run_worker(self._load_fields, thread=True)
 
         rows = []
-        for name, field in fields.items():
-            sign = f" {SORT_SIGNS[order.descending]}" if name == order.field.name else ""
-            rows.append(KeyedRow(name, Text.assemble(printable(field.label), (sign, ACCENT))))
+        for column in field_columns(fields.values(), self._view.request.rows):
+            sign = f" {SORT_SIGNS[order.descending]}" if column.key == order.field.name else ""
+            rows.append(KeyedRow(column.key, Text.assemble(printable(column.title), (sign, ACCENT))))
         self.app.push_screen(ChoiceDialog("Sort by", rows, selected=selected), sort_by)
 
     def action_archived(self) -> None:

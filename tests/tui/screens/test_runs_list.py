@@ -113,7 +113,9 @@ def test_filter_applies_while_typing_and_keeps_list_for_mistake(demo_runs_folder
 
 def test_order_sorts_by_chosen_column_and_again_the_other_way(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "r", "o", "enter")
+        await press(pilot, "r", "o")
+        assert "best val acc" in visible_text(pilot, ".dialog")
+        await press(pilot, "enter")
         assert shown_names(pilot) == [FINISHED_RUN, LIVE_RUN, "cifar-4"]
         assert "best val acc▾" in header(pilot)
         await press(pilot, "o", "enter")
