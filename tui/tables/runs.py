@@ -43,7 +43,7 @@ SORT_SIGNS = {False: "▴", True: "▾"}
 # The mark, the symbol of the state and the sign of a foreign run or a sweep.
 SIGN_COLUMNS = 3
 NOTE_KEY = "note of the line"
-MIN_NAME_COLUMNS, MIN_MESSAGE_COLUMNS, MAX_VALUE_COLUMNS = 20, 24, 20
+MIN_NAME_COLUMNS, MIN_MESSAGE_COLUMNS, MAX_VALUE_COLUMNS = 10, 24, 20
 # The widths of values are those of as many runs, so that a list of 10,000 is not formatted for them.
 MAX_MEASURED_RUNS = 200
 DEFAULT_COLUMNS = (
@@ -144,7 +144,8 @@ def fit_run_list(
     trials of a sweep are shown.
     """
     longest = max(rows, key=lambda row: cell_width(row.name)) if rows else None
-    name_width = min(cell_width(printable(longest.name)), MIN_NAME_COLUMNS) if longest is not None else 0
+    least = max(width // 4, MIN_NAME_COLUMNS)
+    name_width = min(cell_width(printable(longest.name)), least) if longest is not None else 0
     name = Column(
         "name", " " * SIGN_COLUMNS + "name", partial(_name_cell, is_marked=is_marked, is_opened=is_opened),
         width=SIGN_COLUMNS + name_width, priority=1, flex=True, shorten=Shorten.MIDDLE,

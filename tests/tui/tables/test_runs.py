@@ -56,6 +56,14 @@ def test_table_drops_columns_from_the_right(width: int, count: int) -> None:
     assert line_width(table.header()) <= width and line_width(run_list_line(table, ROW)) <= width
 
 
+@pytest.mark.parametrize("width", [56, 116, 216])
+def test_long_names_leave_room_for_the_best_value_and_are_whole_where_there_is_room(width: int) -> None:
+    rows = [row("a-run-with-a-quite-long-name-for-a-list-of-runs"), ROW]
+    table = fit_run_list(rows, width, default_fields())
+    assert "0.9376" in text_of(table, rows[0])
+    assert (rows[0].name in text_of(table, rows[0])) is (width == 216)
+
+
 def test_chosen_message_column_leaves_the_columns_after_it() -> None:
     failed = row("a", state="failed", message="not finite", epochs=3)
     table = fit_run_list([failed], 200, [find_field("message"), find_field("epochs")])
