@@ -55,7 +55,7 @@ class HostReading:
     """The last word of a host. The same object means that nothing has changed.
 
     `snapshot` has its GPUs and their processes, None if it said nothing of them; those of a stale or lost host are
-    stale, too. `rows` are its newest runs, whose folders are paths on that host, as soon as it `has_all_rows`.
+    stale, too. `rows` are its newest runs, named HOST:RUN, whose folders are paths there, as soon as it `has_all_rows`.
     `age_s` are the whole seconds since its last word if the host is stale or down, None without one. `reason` says why
     the host is stale or down, or what it lacks, such as a driver, escaped; often in the words of ssh. `must_ask` means
     that ssh would ask for a password or for a new host key, see `HostWatch.ask`.
@@ -77,24 +77,19 @@ class HostReading:
         return self.state is HostState.CONNECTING or (self.state is HostState.OK and not self.has_all_rows)
 
 
-def list_rows(readings: Sequence[HostReading]) -> list[tuple[str, RunRow]]:
-    """Return the runs of hosts, each with the name of its host.
+def list_rows(readings: Sequence[HostReading]) -> list[RunRow]:
+    """Return the runs of hosts, the latest start first.
 
     All hosts that share a folder list its runs: one belongs to the host that it runs on, else to the first one.
     """
-    owners: dict[tuple[str, float | None], str] = {}
+    owned: dict[tuple[str, float | None], RunRow] = {}
     for reading in readings:
         host = None if reading.snapshot is None else reading.snapshot.host
         for row in reading.rows:
             key = row.folder, row.record.started_at
-            if key not in owners or row.record.host == host:
-                owners[key] = reading.name
-    return [
-        (reading.name, row)
-        for reading in readings
-        for row in reading.rows
-        if owners[row.folder, row.record.started_at] == reading.name
-    ]
+            if key not in owned or row.record.host == host:
+                owned[key] = row
+    return sorted(owned.values(), key=lambda row: -(row.record.started_at or 0.0))
 
 
 class ListNews(FileRecord, frozen=True, kw_only=True):

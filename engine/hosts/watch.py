@@ -307,7 +307,7 @@ class _Link:
             return
         if isinstance(news, RunRow):
             if news.name in self._rows or len(self._rows) < MAX_RUNS:
-                self._rows[news.name] = news
+                self._rows[news.name] = news._replace(name=f"{self.reading.name}:{news.name}")
         elif news.gone is not None:
             self._rows.pop(news.gone, None)
         else:

@@ -14,7 +14,6 @@ from rich.text import Text
 from engine.hosts.channel import parse_hosts
 from engine.hosts.reading import HostReading, HostState, list_rows
 from engine.hosts.watch import HostWatch
-from engine.runs.run_row import RunRow
 from engine.utils.codec import replace, to_builtins
 from engine.utils.exit_codes import ExitCode
 from engine.utils.text import list_names
@@ -111,9 +110,8 @@ class HostRuns:
 
     def __init__(self, names: str, root: Path, *, follow: bool) -> None:
         self._watch = HostWatch(parse_hosts(names), root)
-        self._named: dict[str, tuple[RunRow, RunRow]] = {}
         readings = await_hosts(self._watch)
-        self._read(readings)
+        self.rows = list_rows(readings)
         for reading in readings:
             if text := state_text(reading):
                 typer.echo(f"{reading.name}: {text}", err=True)
@@ -127,16 +125,6 @@ class HostRuns:
         return len(self.rows)
 
     def poll(self, max_seconds: float) -> None:
-        """Take the rows as they are now."""
+        """Take the rows as they are now. The same row object tells that nothing has changed."""
         if self._watch.wait(0.0):
-            self._read(self._watch.readings())
-
-    def _read(self, readings: Sequence[HostReading]) -> None:
-        named = {}
-        for host, row in list_rows(readings):
-            name = f"{host}:{row.name}"
-            known = self._named.get(name)
-            # The same row object tells that nothing has changed.
-            named[name] = known if known is not None and known[0] is row else (row, row._replace(name=name))
-        self._named = named
-        self.rows = sorted((row for _, row in named.values()), key=lambda row: -(row.record.started_at or 0.0))
+            self.rows = list_rows(self._watch.readings())

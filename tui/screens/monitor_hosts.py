@@ -82,11 +82,12 @@ class MonitorHosts:
         if len(sources) == len(self._sources) and all(map(operator.is_, sources, self._sources)):
             return self._merged
         here = {(row.folder, row.record.started_at) for row in local}
-        remote = {}
-        for host, row in list_rows(others):
-            if (row.folder, row.record.started_at) not in here:
-                name = f"{host}:{row.name}"
-                remote[name] = row._replace(name=name, folder=name)
+        # There is no folder of it here.
+        remote = {
+            row.name: row._replace(folder=row.name)
+            for row in list_rows(others)
+            if (row.folder, row.record.started_at) not in here
+        }
         rows = sorted([*local, *remote.values()], key=lambda row: -(row.record.started_at or 0.0))
         self._sources, self._remote, self._merged = sources, remote, rows if remote else local
         return self._merged

@@ -69,7 +69,7 @@ def test_host_with_gputrain_says_gpus_and_runs(hosts: Hosts) -> None:
     reading = hosts.reading(until=lambda reading: reading.snapshot is not None and len(reading.rows) == 1)
     assert reading.snapshot is not None
     assert (reading.state, reading.has_gputrain, len(reading.snapshot.gpus)) == (HostState.OK, True, 2)
-    assert [(row.name, row.folder) for row in reading.rows] == [("b", "/runs/b")]
+    assert [(row.name, row.folder) for row in reading.rows] == [("lab1:b", "/runs/b")]
 
 
 def test_noise_of_rc_files_is_no_answer(hosts: Hosts) -> None:
@@ -140,7 +140,7 @@ def test_runs_folder_that_a_first_run_makes_is_followed(hosts: Hosts, tmp_path: 
     assert hosts.reading(until=lambda reading: not reading.is_awaited).rows == ()
     (tmp_path / "runs").mkdir()
     [row] = hosts.reading(until=lambda reading: bool(reading.rows)).rows
-    assert row.name == "first"
+    assert row.name == "lab1:first"
 
 
 def test_end_of_the_list_of_runs_is_told(hosts: Hosts) -> None:

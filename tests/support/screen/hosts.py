@@ -43,8 +43,8 @@ def make_reading(name: str, gpus: int = 8, *rows: RunRow, model: str = "NVIDIA H
 
 def make_readings() -> list[HostReading]:
     """Return hosts in each state: two that answer, with runs, one that is lost, one that asks, and one without GPUs."""
-    night = make_row("night", "running", "/home/me/runs/night")
-    old = make_row("old", "finished", "/home/me/runs/old")
+    night = make_row("lab1:night", "running", "/home/me/runs/night")
+    old = make_row("lab2:old", "finished", "/home/me/runs/old")
     lost = replace_state(make_reading("lab3"), HostState.DOWN, "Connection refused", 754)
     unknown: Measurement[str] = Measurement(None, FROZEN_NOW, "no driver")
     empty = replace(demo_snapshot(FROZEN_NOW), host="lab5.example", source=DRIVER, driver=unknown, gpus=())

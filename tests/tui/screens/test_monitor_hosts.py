@@ -182,7 +182,7 @@ def test_run_in_a_shared_folder_is_listed_once(demo_runs_folder: Path) -> None:
         app = pilot.app
         assert isinstance(app, GputrainApp) and isinstance(app.host_watch, FrozenHosts)
         [row] = [row for row in app.run_list_poller.rows or () if row.folder == str(own)]
-        app.host_watch.shown = (make_reading("lab1", 2, row, make_row("other", "finished", "/runs/other")),)
+        app.host_watch.shown = (make_reading("lab1", 2, row, make_row("lab1:other", "finished", "/runs/other")),)
         await press(pilot, "tab", "tab")
         shown = visible_text(pilot, "#runs")
         assert "lab1:other" in shown and "digits-3" in shown and "lab1:digits-3" not in shown
