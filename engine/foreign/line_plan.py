@@ -399,8 +399,7 @@ def _find_name(left: str) -> tuple[list[str], bool, str]:
         stops = (
             () if _STOP_WORDS.isdisjoint(lowered) else (i for i, word in enumerate(lowered, 1) if word in _STOP_WORDS)
         )
-        words = plain[2].split()
-        begin = max(len(words) - MAX_NAME_WORDS, 0, *stops)
+        words, begin = plain[2].split(), max(len(lowered) - MAX_NAME_WORDS, 0, *stops)
         return words[begin:], not plain[3].isspace(), plain[1] + " ".join(words[:begin])
     opener = _OPENER.search(left) if left.endswith(("(", "[")) else None
     text = left[: opener.start()] if opener is not None else left
