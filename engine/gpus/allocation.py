@@ -39,10 +39,12 @@ from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 
 WAIT_POLL_SECONDS = 1.0
-# Most of the cost of a wait is the sampler, which only tells when processes without a reservation leave the GPUs.
-BRIEF_WAIT_SECONDS, LONG_WAIT_PERIOD_SECONDS = 60.0, 5.0
+# A sampler has half of the memory of a run that waits. After that long it rests while no reading can change anything.
+BRIEF_WAIT_SECONDS = 60.0
 # Every run writes its reservation again within a second or two after somebody has deleted the folder of all.
 SETTLE_SECONDS = 5.0
+BY_RUNS = (Obstacle.RESERVED, Obstacle.QUEUED)
+READING = "a GPU is released; its state is read"
 SETTLING = "its reservation was deleted, so those of others may be missing"
 MAX_PROBLEMS = 10
 NOT_REPORTED = Unavailable(Obstacle.LOST, "the driver does not report it")
@@ -170,6 +172,10 @@ class _Allocator:
     _reservations: PolledReservations = field(default_factory=PolledReservations, init=False)
     _problems: dict[Problem, None] = field(default_factory=dict, init=False)
     """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
+    _is_full: bool = field(default=False, init=False)
+    """Whether runs hold or claim all devices, whatever the driver says."""
+    _rests: bool = field(default=False, init=False)
+    """Whether the snapshot is an old one, on which no device may be chosen."""
 
     def __post_init__(self) -> None:
         self._queue = RunQueue(wait=self.wait)
@@ -213,7 +219,7 @@ class _Allocator:
     def allocate(self, snapshot: Snapshot | None, monitor: DriverMonitor) -> GpuAllocation:
         """Allocate from the GPUs of the driver. A run that waits also waits while the driver is away."""
         allocation, visible = GpuAllocation(reservation=self.reservation), list[CudaDevice]()
-        started_at, is_brief = time.monotonic(), True
+        started_at = time.monotonic()
         while True:
             if snapshot is None or snapshot.error is not None:
                 if not self.wait:
@@ -226,10 +232,12 @@ class _Allocator:
                     return allocation
                 reason = wait_reason
             self._report(reason)
-            if is_brief and time.monotonic() - started_at > BRIEF_WAIT_SECONDS:
-                is_brief = False
-                monitor.set_period(LONG_WAIT_PERIOD_SECONDS)
-            snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
+            self._rests = self._is_full and time.monotonic() - started_at > BRIEF_WAIT_SECONDS
+            if self._rests:
+                monitor.rest()
+                time.sleep(WAIT_POLL_SECONDS)
+            else:
+                snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
 
     def allocate_cpu(self, snapshot: Snapshot | None) -> GpuAllocation:
         """Train on the CPU if the selection allows it; a run that waits reserves it. Raises UsageError."""
@@ -290,6 +298,9 @@ class _Allocator:
         turn, passed_note = self._take_turn(list_devices)
         visible_ids = tuple(self._known)
         devices = [turn.devices[name] for name in visible_ids]
+        self._is_full = all(device.unavailable and device.unavailable.obstacle in BY_RUNS for device in devices)
+        if self._rests and not self._is_full:
+            return READING
         is_claimed_soon = turn.is_moving and any(device.is_queued for device in devices)
         if reason := self._limit_reached():
             if not self.wait:

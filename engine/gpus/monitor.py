@@ -142,11 +142,15 @@ class DriverMonitor:
         if self._process is not None:
             self._process.send(self._options)
 
-    def close(self) -> None:
-        self._closed = True
+    def rest(self) -> None:
+        """End the sampler until the next `read`."""
         process, self._process = self._process, None
         if process is not None:
             process.close(KILL_WAIT_SECONDS)
+
+    def close(self) -> None:
+        self._closed = True
+        self.rest()
 
 
 def open_monitor(options: SamplerOptions) -> GpuMonitor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ class Sampler:
     def latest(self) -> Snapshot:
         return sample_gpus()
 
-    def set_period(self, period_s: float) -> None:
+    def rest(self) -> None:
         pass
 
     def close(self) -> None:
@@ -102,6 +103,30 @@ def test_third_run_waits_until_memory_is_released(host: FakeGpuHost, monkeypatch
     assert len(reasons) == 1
     assert [device.index for device in third.devices] == [0]
     release(second, third)
+
+
+def test_run_whose_sampler_rests_starts_only_after_a_new_reading(
+    host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocation, "WAIT_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(allocation, "BRIEF_WAIT_SECONDS", 0.0)
+    first, reasons, rests = allocate("first", 0), list[str](), list[int]()
+    monkeypatch.setattr(Sampler, "rest", lambda _: rests.append(len(reasons)))
+
+    def on_wait(reason: str) -> None:
+        reasons.append(reason)
+        if len(reasons) == 2:
+            set_used(host, 55, processes=(f"process 0 {os.getppid()} {55 * 1024} compute",))
+            first.reservation.release()
+        elif len(reasons) == 4:
+            set_used(host, 0)
+
+    terms = QueueTerms(), ""
+    second = allocate_devices("free:1", "second", wait=True, on_wait=on_wait, poll_terms=lambda: terms)
+    assert rests == [1, 2]
+    assert reasons[2] == allocation.READING
+    assert getpass.getuser() in reasons[3]
+    release(second)
 
 
 def test_processes_of_others_count_with_what_they_use(host: FakeGpuHost) -> None:

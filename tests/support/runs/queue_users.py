@@ -49,7 +49,7 @@ class StillMonitor:
     def latest(self) -> Snapshot:
         return self._snapshot
 
-    def set_period(self, period_s: float) -> None:
+    def rest(self) -> None:
         pass
 
     def close(self) -> None:
