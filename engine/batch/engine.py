@@ -1,4 +1,4 @@
-"""What a batch system does for gputrain: one class with four methods, see `engine.batch.slurm`.
+"""What a batch system does for gputrain: one class, see `engine.batch.slurm`.
 
 `engine.launch.submission` makes the request and submits it. `engine.batch.states` asks what became of the jobs.
 """
@@ -76,6 +76,9 @@ class JobRequest:
 
 class Engine(Protocol):
     """A batch system. Its methods raise BatchError."""
+
+    job_variable: str
+    """Environment variable that has the ID of the job in its processes."""
 
     def script(self, request: JobRequest) -> str:
         """Return the script of a job, which starts a run or continues it. Raises UsageError if the cluster lacks what

@@ -37,6 +37,8 @@ _CLEAN = ("env", "SLURM_TIME_FORMAT=standard")
 class Slurm:
     """The Slurm cluster of this host."""
 
+    job_variable = "SLURM_JOB_ID"
+
     def script(self, request: JobRequest) -> str:
         # A list of runs needs no pydantic.
         from engine.config.settings import read_settings

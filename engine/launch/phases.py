@@ -40,9 +40,11 @@ from engine.runs.control import ControlRequest, consume_requests
 from engine.runs.event_lines import RunStarting
 from engine.runs.events import Event, RunFinished, SessionStarted, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
+from engine.runs.job import require_no_open_job
 from engine.runs.labels import change_labels
 from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
+from engine.runs.run_record import read_run_record
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError, file_errors
 from engine.utils.exit_codes import ExitCode
@@ -291,6 +293,8 @@ def _check_resumed(requested: Requested, folder: RunFolder) -> None:
     """Raise UsageError if the run in a folder cannot go on with this request, and AlreadyFinishedError if it has
     nothing left to do, which is shown."""
     request = requested.request
+    if (record := read_run_record(folder)) is not None:
+        require_no_open_job(folder, record.state)
     if request.command is not None:
         from engine.launch.command_checks import check_resumed_command
 

@@ -22,7 +22,7 @@ from engine.launch.command_checks import find_command_problems
 from engine.launch.phases import AlreadyFinishedError, Held, Requested, RunListener, claim
 from engine.launch.request import RunRequest, limit_problems
 from engine.runs.events import WaitingForGpus
-from engine.runs.job import view_job, write_job
+from engine.runs.job import require_no_open_job, write_job
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import replace as replace_fields
 from engine.utils.errors import UsageError, raise_if_any
@@ -91,12 +91,7 @@ def _checked(engine: str, run: RunRequest, options: JobOptions) -> RunRequest:
         raise UsageError.one("run.snapshot", reason, code="not-supported")
     folder = run.resumed_folder
     if folder is not None and (record := read_run_record(folder)) is not None:
-        view = view_job(folder, record.state)
-        if view is not None and view.is_open:
-            reason = f"has a job already: {view.message or view.state}"
-            raise UsageError.one(
-                folder.name, reason, f"`gputrain stop {folder.name}` cancels it", code="already-running"
-            )
+        require_no_open_job(folder, record.state)
     if run.command is not None:
         if _is_per_node(run):
             argv = tuple(ENGINES[engine].per_node(run.command.argv))

@@ -6,6 +6,7 @@ run waits or starts, or why it did not begin or go on.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,6 +85,17 @@ def view_job(folder: RunFolder, recorded: RunState) -> JobView | None:
         return JobView(RunState.STOPPED, f"{name} was cancelled", is_open=False)
     advice = f"; its output is in {folder.path}/job.log" if recorded is RunState.WAITING else ""
     return JobView(RunState.FAILED, f"{name}: {state.words}{advice}", is_open=False)
+
+
+def require_no_open_job(folder: RunFolder, recorded: RunState) -> None:
+    """Raise UsageError if the job of a run with this recorded state may still start it, unless this is in that job."""
+    job = read_job(folder)
+    if job is None or job.engine not in ENGINES or os.environ.get(ENGINES[job.engine].job_variable) == job.id:
+        return
+    view = view_job(folder, recorded)
+    if view is not None and view.is_open:
+        reason = f"has a job already: {view.message or view.state}"
+        raise UsageError.one(folder.name, reason, f"`gputrain stop {folder.name}` cancels it", code="already-running")
 
 
 def cancel_job(folder: RunFolder) -> str | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.folder import RunFolder
-from engine.runs.job import read_job
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.job import read_job, require_no_open_job
+from support.messages import raises_problem
 from support.runs.trained_run import call
 from support.servers.slurm_stand_in import SlurmStandIn
 
@@ -103,6 +104,16 @@ def test_stop_cancels_a_pending_job(submitted: RunFolder, slurm: SlurmStandIn) -
 
 def test_second_job_of_a_run_is_refused(submitted: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has a job already: pending (Resources)" in submit(monkeypatch, *SUBMIT, "--resume", code=2)
+
+
+def test_run_whose_job_is_open_starts_only_in_that_job(submitted: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = call("resume", "a", "--headless")
+    assert (result.exit_code, "has a job already: pending (Resources)" in result.stderr) == (2, True)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    with raises_problem("already-running", "a", "pending"):
+        require_no_open_job(submitted, RunState.WAITING)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    require_no_open_job(submitted, RunState.WAITING)
 
 
 def test_refused_job_leaves_nothing_behind(slurm: SlurmStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
