@@ -14,6 +14,7 @@ from engine.inference.export import export_model
 from engine.inference.export_program import standalone_state_dict
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.models.factory import build_model
+from engine.models.precision import resolve_memory_format
 from engine.models.transfer import load_weights
 from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun, read_events
@@ -33,6 +34,7 @@ def test_export_reproduces_logits_bit_for_bit(short_run: FinishedRun, tmp_path: 
     model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
     trained = load_trained_model(RunFolder(short_run.path), device="cpu")
     images = torch.randint(256, (16, 1, 8, 8), dtype=torch.uint8)
+    images = images.to(memory_format=resolve_memory_format(trained.checkpoint.config, model, trained.device))
     mean, std = (torch.tensor(image[name]).view(1, 1, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
         assert torch.equal(model(normalize(images, mean, std)), trained.logits(images))
