@@ -15,6 +15,7 @@ TOOLS: Mapping[str, str] = {
     "squeue": "cat squeue",
     "sacct": "cat sacct",
     "scancel": ": > squeue",
+    "srun": "exit 1",
 }
 
 
