@@ -30,7 +30,7 @@ from tui.tables import styled, wrap_text
 from tui.tables.queue import SCREEN_COLUMNS, describe_row, queue_devices, queue_title, queued_runs, strip_lines
 from tui.widgets.lines import KeyedRow, Lines
 
-NOTHING_WAITS = "No run waits on this host. `gputrain run CONFIG --gpus free:2 --queue --detach` starts one."
+NOTHING_WAITS = "No run waits. `gputrain run CONFIG --ngpu 2 --queue --detach` starts one."
 
 
 class QueueScreen(GputrainScreen):
