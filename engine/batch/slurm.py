@@ -116,7 +116,7 @@ def _directive(option: str) -> str:
 
 
 def _share_of_node(gpus: int, partition: str) -> int:
-    """Return the cores that belong to so many GPUs of a node, by `sinfo`. Raises UsageError if no node has as many."""
+    """Return how many cores of a node go with `gpus` of its GPUs, by `sinfo`. Raises UsageError if no node has them."""
     where = ["-p", partition] if partition else []
     nodes = list[tuple[int, int]]()
     for line in run_tool("sinfo", "-h", *where, "-o", "%G|%c").splitlines():

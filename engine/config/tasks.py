@@ -104,8 +104,9 @@ def task_facts(config: Config) -> TaskFacts:
 
 
 def stored_task_facts(values: Mapping[str, object]) -> TaskFacts:
-    """Return what is known of the task of stored config values by `section.key`; those of
-    classification if they name no known task."""
+    """Return the facts about the task that stored config values name. The values are by `section.key`.
+
+    Values that name no known task are of a classification."""
     name = values.get("task.name")
     return next((facts for task, facts in TASK_FACTS.items() if task == name), TASK_FACTS["classification"])
 

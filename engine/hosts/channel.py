@@ -52,7 +52,7 @@ OPTIONS = {
     "ServerAliveCountMax": str(ALIVE_COUNT),
     "LogLevel": "ERROR",
 }
-# `sun_path` has 108 bytes, of which ssh needs 40 for %C and 17 for a suffix, unix(7).
+# A socket path has at most 108 bytes, unix(7). ssh needs 40 of them for %C and 17 for its suffix.
 MAX_SOCKET_FOLDER_BYTES = 108 - 40 - 17 - 2
 
 MAX_ANSWER_BYTES = 1 << 24
@@ -64,7 +64,8 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 START_MARKER = b"gputrain-starts\n"
 # Made of two parts, so that a shell that prints its commands does not print the marker.
 _PRINT_MARKER = "printf 'gputrain-%s\\n' starts"
-# sshd gives a command the PATH of no login shell. A program in the folder of ours counts if it is the user's there.
+# sshd does not give a command the PATH of a login shell. So two folders are searched as well: ~/.local/bin, and the one
+# that gputrain has here. A program there counts only if the user owns it.
 _FIND_GPUTRAIN = 'for bin in "$HOME/.local/bin" {}; do [ -O "$bin/gputrain" ] && PATH="$PATH:$bin"; done'
 
 _PR_SET_PDEATHSIG = 1

@@ -111,8 +111,8 @@ ListedRun: Any = define_record(
     },
     (StoredForm,),
 )
-"""A line of `gputrain runs --watch --json` about a run, as `RunRow.to_json` writes it; without its sweep, of which
-there is no folder here."""
+"""A line of `gputrain runs --watch --json` about a run, as `RunRow.to_json` writes it. The sweep is left out:
+its folder is on the host."""
 _ROW_FIELDS = ("name", "folder", "message", "unreadable", "foreign", "tags", "note", "archived")
 
 

@@ -257,7 +257,7 @@ class _Link:
         return self._tick_bytes > MAX_BYTES_PER_TICK
 
     def _take_answer(self, lines: list[bytes]) -> None:
-        """Take the last snapshot among lines of stdout, of which those before the marker are noise."""
+        """Take the last snapshot among lines of stdout. Lines before the marker are noise."""
         marker = START_MARKER.rstrip()
         if not self._has_started and marker in lines:
             self._has_started = True

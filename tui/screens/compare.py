@@ -40,7 +40,7 @@ from tui.widgets.text_line import TextLine
 CHART_PANEL, TABLE_PANEL = "compare-chart", "compared-runs"
 # Lines of the frame and of the titles of the table, and its height with few runs.
 TABLE_FRAME_ROWS, MIN_TABLE_ROWS, MAX_TABLE_SHARE = 3, 6, 0.5
-# Lines of notes, of which a hundred runs can have many.
+# Most lines of notes that are shown. A hundred runs can have many.
 MAX_NOTES = 4
 # Runs that are selected at first, as many as there are colors.
 FIRST_SELECTED = 8

@@ -59,7 +59,7 @@ def arrange(demand: Demand) -> MonitorLayout:
 
 
 def _gpu_panel(demand: Demand, rows: int) -> tuple[int, int]:
-    """Return the lines for each GPU, and the height of their panel with so many GPUs below each other."""
+    """Return the lines for each GPU, and the height of a panel with `rows` GPUs one below the other."""
     frame, height = FRAME_LINES + HEADER_LINES, demand.height
     if not demand.gpus:
         return 1, FRAME_LINES + (MESSAGE_LINES if height >= LOW_MAX_LINES else 2)

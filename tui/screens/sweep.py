@@ -111,7 +111,7 @@ class SweepScreen(GputrainScreen):
 
     def _draw_trials(self, status: SweepStatus) -> None:
         trials, rows, marked = self._trials, status.by_value(), self.gputrain_app.marked_runs
-        # As high as they are long, up to half of the room.
+        # The panels below the chart are as high as their longer list, and at most half of the screen.
         panels, lines = self.query_one("#sweep-panels"), max(len(rows), len(status.settings.space))
         panels.styles.grid_rows = f"1fr {min(lines + HEADER_ROWS, max(panels.size.height // 2, MIN_ROWS))}"
         table = trial_table(status, trials.text_width, lambda row: self._path(row.number) in marked)
