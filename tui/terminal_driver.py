@@ -40,6 +40,8 @@ END_SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 EXIT_GRACE_SECONDS = 1.2
 # A terminal that is not read gets the last sequences within this time, or not at all.
 FLUSH_SECONDS = 0.5
+# A screen that is continued in the background waits this long for the signal that ends it.
+CONTINUED_SECONDS = 0.5
 # Two full screens of 200 columns in 24-bit colors. A slow connection shows the newest state, not all states before it.
 MAX_PENDING_BYTES = 256 * 1024
 READ_BYTES = 4096
@@ -349,7 +351,11 @@ class TerminalDriver(LinuxDriver):
         if in_foreground is None:
             return
         if not in_foreground:
-            # For `kill %1`, a shell sends SIGTERM to a stopped job, then SIGCONT.
+            # For `kill %1`, a shell sends SIGTERM to a stopped job, then SIGCONT. Any thread may take the first, later
+            # than this one takes the second; the sleep runs its handler.
+            deadline = time.monotonic() + CONTINUED_SECONDS
+            while self._watcher.received is None and time.monotonic() < deadline:
+                time.sleep(0.01)
             if self._watcher.received is not None:
                 self._end_now(self._watcher.received)
             # Continued by `bg` or `kill -CONT`: the terminal is another job's.
