@@ -57,7 +57,9 @@ class JobRequest:
     It runs the lines of a shell `setup`, then the line `command`, in `folder`. `tasks_per_node` is how often each node
     runs that line; 0 runs it once, on the first node. `time_limit_min` is 0 without a limit, `gpus` and `cores` are
     those of a node, `options` further words for the batch system, as typed. The output goes to `log`. With
-    `names_nodes`, it sets GPUTRAIN_NODES, their number, GPUTRAIN_HEAD, the first one, and GPUTRAIN_PORT."""
+    `names_nodes`, it sets GPUTRAIN_NODES, their number, GPUTRAIN_HEAD, the first one, and GPUTRAIN_PORT. With
+    `array_size`, it is an array of so many jobs, of which `array_limit` run at once; each sets GPUTRAIN_TASK to an ID
+    of its own, that of the array with an underscore and more."""
 
     name: str
     folder: Path
@@ -72,6 +74,8 @@ class JobRequest:
     partition: str = ""
     options: Sequence[str] = ()
     names_nodes: bool = False
+    array_size: int = 0
+    array_limit: int = 1
 
 
 class Engine(Protocol):
@@ -89,7 +93,8 @@ class Engine(Protocol):
 
     def states(self, since: float | None) -> Mapping[str, JobState]:
         """Return the jobs of this user by their IDs: those that wait or run, and those that ended lately. With `since`,
-        in Unix seconds, also those that were submitted since then, as far as the batch system keeps them."""
+        in Unix seconds, also those that were submitted since then, as far as the batch system keeps them. An array is
+        one job."""
 
     def cancel(self, job: str) -> None:
         """End a job that waits or runs, so that its processes can save a checkpoint, and do not start again."""

@@ -29,6 +29,9 @@ _NODE_LINES = (
     "export GPUTRAIN_NODES=$SLURM_JOB_NUM_NODES GPUTRAIN_PORT=$((20000 + SLURM_JOB_ID % 10000))",
     'GPUTRAIN_HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) && export GPUTRAIN_HEAD',
 )
+_ARRAY_LINE = 'export GPUTRAIN_TASK="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'
+# Of the jobs of an array, the first of these says what the array is.
+_MOST_TELLING = (JobPhase.RUNNING, JobPhase.PENDING, JobPhase.FAILED, JobPhase.CANCELLED, JobPhase.COMPLETED)
 _TIME = "%Y-%m-%dT%H:%M:%S"
 # The user's own format of times is for the user.
 _CLEAN = ("env", "SLURM_TIME_FORMAT=standard")
@@ -63,6 +66,8 @@ class Slurm:
         ]
         named = {"gres": f"gpu:{request.gpus}" * (request.gpus > 0), "partition": partition}
         named |= {"account": settings.account, "time": str(math.ceil(request.time_limit_min) or "")}
+        if request.array_size:
+            named["array"] = f"0-{request.array_size - 1}%{request.array_limit}"
         options += [f"--{name}={value}" for name, value in named.items() if value]
         run = f"srun {request.command}" if request.tasks_per_node else request.command
         lines = [
@@ -72,6 +77,7 @@ class Slurm:
             *request.setup,
             *settings.setup,
             *(_NODE_LINES if request.names_nodes else ()),
+            *[_ARRAY_LINE] * (request.array_size > 0),
             f"exec {run}",
         ]
         return "\n".join(lines) + "\n"
@@ -89,7 +95,7 @@ class Slurm:
             day = time.strftime("%Y-%m-%d", time.localtime(since - 86400))
             # Without accounting, or without sacct, there is only what squeue still knows.
             with suppress(BatchError):
-                fields = "--format=JobIDRaw,State,Start"
+                fields = "--format=JobID,State,Start"
                 lines = run_tool(*_CLEAN, "sacct", "-n", "-X", "-P", "-u", _user(), "-S", day, fields)
                 found |= _read_states(line.split("|") for line in lines.splitlines())
         lines = run_tool(*_CLEAN, "squeue", "-h", "-t", "all", "-u", _user(), "-o", "%i|%T|%S|%N|%r")
@@ -138,11 +144,14 @@ def _count_gpus(gres: str) -> int:
 
 
 def _read_states(rows: object) -> dict[str, JobState]:
-    """Return the states of rows of ID, state, time, nodes and reason; older versions of Slurm may leave fields out."""
+    """Return the states of rows of ID, state, time, nodes and reason; older versions of Slurm may leave fields out. The
+    ID of a job of an array is `7_3`, that of those which wait `7_[4-9%2]`."""
     states = dict[str, JobState]()
     for row in rows:  # type: ignore[attr-defined]
         job, word, start, nodes, reason = map(str.strip, [*row, "", "", "", ""][:5])
-        states[job] = _read_state(word.split(" ")[0], start, printable(nodes), printable(reason))
+        state = _read_state(word.split(" ")[0], start, printable(nodes), printable(reason))
+        array = job.partition("_")[0]
+        states[array] = min(states.get(array, state), state, key=lambda each: _MOST_TELLING.index(each.phase))
     return states
 
 

@@ -18,10 +18,12 @@ from engine.batch.engine import BatchError, JobRequest
 from engine.batch.states import ENGINES
 from engine.command.devices import JOB_PLACEHOLDERS, find_placeholders
 from engine.config.limits import read_limits, requested_gpus
+from engine.config.schema import Config
 from engine.launch.command_checks import find_command_problems
 from engine.launch.phases import AlreadyFinishedError, Held, Requested, RunListener, claim
 from engine.launch.request import RunRequest, limit_problems
 from engine.runs.events import WaitingForGpus
+from engine.runs.folder import RunFolder
 from engine.runs.job import require_no_open_job, write_job
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import replace as replace_fields
@@ -53,18 +55,23 @@ def submit_run(engine: str, run: RunRequest, words: Sequence[str], options: JobO
         with Held() as held:
             claimed = claim(Requested(run, RunListener(lambda _: None), held), run.config)
             folder = claimed.folder
-            script = folder.path / JOB_SCRIPT
-            text = _script(engine, run, folder.path, words, options)
-            try:
-                replace_file(script, lambda file: file.write(text.encode(errors="surrogateescape")))
-                job = ENGINES[engine].submit(script)
-            except BatchError as error:
-                raise UsageError.one("--on", str(error), code=error.code) from error
+            job = submit_script(engine, folder, _script(engine, run, folder.path, words, options))
             claimed.recorder.record(WaitingForGpus(message=f"submitted as {engine} job {job}"))
-            write_job(folder, engine, job)
     except AlreadyFinishedError:
         raise UsageError.one(str(run.config.run.name), "has already finished", code="already-finished") from None
     return folder.name, f"Submitted as {engine} job {job}."
+
+
+def submit_script(engine: str, folder: RunFolder, script: str) -> str:
+    """Submit the script of a job for a folder, and return the ID of the job. Raises UsageError, and OSError."""
+    path = folder.path / JOB_SCRIPT
+    replace_file(path, lambda file: file.write(script.encode(errors="surrogateescape")))
+    try:
+        job = ENGINES[engine].submit(path)
+    except BatchError as error:
+        raise UsageError.one("--on", str(error), code=error.code) from error
+    write_job(folder, engine, job)
+    return job
 
 
 def print_script(engine: str, run: RunRequest, words: Sequence[str], options: JobOptions) -> str:
@@ -78,14 +85,7 @@ def print_script(engine: str, run: RunRequest, words: Sequence[str], options: Jo
 def _checked(engine: str, run: RunRequest, options: JobOptions) -> RunRequest:
     """Return the request as it is stored. Raises UsageError if no job can carry it out."""
     config = run.config
-    selection = config.device.gpus
-    if selection != "cpu" and not selection.startswith("free:"):
-        advice = f"type --ngpu N, those of each node, or --ngpu 0 for the CPU; {engine} chooses which"
-        raise UsageError.one("--gpus", f"{selection} names no number of GPUs", advice, code="missing-value")
-    for key in ("after", "begin", "min_free"):
-        if getattr(config.queue, key):
-            reason = f"is of the queue of this host; an option of {engine} follows --{engine}="
-            raise UsageError.one(f"queue.{key}", reason, code="not-supported")
+    check_job_config(engine, config)
     if config.run.snapshot and options.nodes > 1 and run.command is None:
         reason = "is not available for a training on several nodes; commit the code, and do not change it meanwhile"
         raise UsageError.one("run.snapshot", reason, code="not-supported")
@@ -100,6 +100,18 @@ def _checked(engine: str, run: RunRequest, options: JobOptions) -> RunRequest:
         raise_if_any(find_command_problems(run, run.command))
     raise_if_any([*run.problems, *limit_problems(run)])
     return run
+
+
+def check_job_config(engine: str, config: Config) -> None:
+    """Raise UsageError for the keys that a job cannot have."""
+    selection = config.device.gpus
+    if selection != "cpu" and not selection.startswith("free:"):
+        advice = f"type --ngpu N, those of each node, or --ngpu 0 for the CPU; {engine} chooses which"
+        raise UsageError.one("--gpus", f"{selection} names no number of GPUs", advice, code="missing-value")
+    for key in ("after", "begin", "min_free"):
+        if getattr(config.queue, key):
+            reason = f"is of the queue of this host; an option of {engine} follows --{engine}="
+            raise UsageError.one(f"queue.{key}", reason, code="not-supported")
 
 
 def _is_per_node(run: RunRequest) -> bool:
@@ -124,14 +136,12 @@ def _script(engine: str, run: RunRequest, folder: Path, words: Sequence[str], op
         # srun takes the first SIGINT for a question.
         is_default = _is_per_node(run) and "--stop-signal" not in typed
         kept += [*["--stop-signal", "TERM"] * is_default, "--", *command.argv]
-    program = Path(sys.executable).with_name("gputrain")
-    line = shlex.join([str(program) if program.exists() else "gputrain", "run", "--headless", *kept])
     per_node = gpus or config.device.ranks
     request = JobRequest(
         name=folder.name,
         folder=Path.cwd(),
         log=folder / JOB_LOG,
-        command=line,
+        command=job_line("run", "--headless", *kept),
         setup=[f"export GPUTRAIN_RUNS={shlex.quote(str(run.runs_dir))}"],
         nodes=options.nodes,
         tasks_per_node=per_node if command is None and options.nodes > 1 else 0,
@@ -142,6 +152,17 @@ def _script(engine: str, run: RunRequest, folder: Path, words: Sequence[str], op
         options=options.options,
         names_nodes=_is_per_node(run),
     )
+    return make_script(engine, request)
+
+
+def job_line(*words: str) -> str:
+    """Return the line of a shell that runs the gputrain of this process with these words."""
+    program = Path(sys.executable).with_name("gputrain")
+    return shlex.join([str(program) if program.exists() else "gputrain", *words])
+
+
+def make_script(engine: str, request: JobRequest) -> str:
+    """Return the script of a job. Raises UsageError."""
     try:
         return ENGINES[engine].script(request)
     except BatchError as error:

@@ -192,9 +192,13 @@ SCONTROL_TIMEOUT_SECONDS = 20  # less than Slurm's default KillWait of 30 s
 
 
 def slurm_job_id() -> str | None:
-    """Return the ID of the Slurm job that this process runs in; None outside of Slurm."""
+    """Return the ID of the Slurm job that this process runs in; None outside of Slurm.
+
+    The last job of an array has the number of the array, which would requeue all of them."""
+    names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    array = [value for name in names if (value := os.environ.get(name, "")).isdigit()]
     job = os.environ.get("SLURM_JOB_ID", "")
-    return job if job.isdigit() else None
+    return "_".join(array) if len(array) == len(names) else job if job.isdigit() else None
 
 
 def requeue_warnings(config: Config) -> list[Problem]:

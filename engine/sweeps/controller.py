@@ -13,31 +13,37 @@ A kill at any moment loses nothing, because each step is recorded before the nex
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config.notify_section import Occasion
 from engine.config.schema import Config
+from engine.launch.supervise import requeue_clause
 from engine.notify.message import make_end_message
 from engine.notify.run_messages import is_notified
 from engine.notify.sender import send_message
 from engine.runs.control import consume_requests
+from engine.runs.job import cancel_job
 from engine.runs.run_record import NO_RECORD, read_run_record
 from engine.sweeps.best import best_command, write_best
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, divide_gpus
 from engine.sweeps.settings import SweepSettings
-from engine.sweeps.study import GPUS, PRESET, PRUNED_AT, REASON, SweepStudy
+from engine.sweeps.study import GPUS, PRESET, PRUNED_AT, REASON, TASK, SweepStudy
 from engine.sweeps.trial import Trial, TrialEnd, make_trial
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler
 from engine.utils.text import pluralize, printable
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 TICK_SECONDS = 0.3
 # The sweep ends when its first trials have all failed for one reason: so would the others.
@@ -53,7 +59,7 @@ class Controller:
     """Runs the trials of one sweep until all have ended, or until it is asked to stop.
 
     `command` is the beginning of the command line of `gputrain`, `flags` are passed to each trial. The caller holds the
-    lock of the sweep.
+    lock of the sweep. With `task`, the ID of a job of an array, it runs one trial, and other jobs the others.
     """
 
     folder: SweepFolder
@@ -63,9 +69,9 @@ class Controller:
     flags: Sequence[str]
     emit: Emit
     signals: SignalHandler = field(default_factory=SignalHandler)
+    task: str = ""
     _active: dict[int, Trial] = field(default_factory=dict)
     _queued: list[Trial] = field(default_factory=list)
-    _failures: list[Problem] = field(default_factory=list)
     _stopping: bool = False
 
     @property
@@ -88,9 +94,9 @@ class Controller:
 
     def _recover(self) -> None:
         """Take up the trials of an earlier controller: watch those that run or have ended, queue the others."""
-        for frozen in self.study.trials():
-            if frozen.state.is_finished():
-                continue
+        if self.task:
+            self._claim_trial()
+        for frozen in self.study.unfinished(self.task):
             trial = make_trial(self.folder, self.plan, frozen.number, is_recovered=True)
             ended = trial.poll()
             if ended is None:
@@ -99,6 +105,15 @@ class Controller:
                 self._active[trial.number] = trial
             else:
                 self._queued.append(trial)
+
+    def _claim_trial(self) -> None:
+        """Take over a trial of an earlier array, if this task has none."""
+        array = self.task.partition("_")[0]
+        with self.study.lock:
+            if not self.study.has_task(self.task):
+                left = (t for t in self.study.unfinished() if t.user_attrs.get(TASK, "").partition("_")[0] != array)
+                for frozen in itertools.islice(left, 1):
+                    self.study.set_attribute(frozen.number, TASK, self.task)
 
     def _poll_requests(self) -> None:
         stops = [request.by for request in consume_requests(self.folder.control) if request.request == "stop"]
@@ -112,7 +127,7 @@ class Controller:
 
     def _start_trials(self) -> None:
         """Start queued and new trials until `parallel` run."""
-        while len(self._active) < self.settings.parallel and not self._stopping:
+        while len(self._active) < (1 if self.task else self.settings.parallel) and not self._stopping:
             trial = self._queued.pop(0) if self._queued else self._add_trial()
             if trial is None:
                 return
@@ -120,14 +135,15 @@ class Controller:
 
     def _add_trial(self) -> Trial | None:
         """Record the next trial; None if there is none."""
-        number = len(self.study.trials())
-        if number >= self.settings.trials:
-            return None
-        is_preset = number == 0 and not self.settings.command
-        params = self.plan.preset if is_preset else self.study.propose()
-        if params is None:
-            return None
-        self.study.add(params, {PRESET: is_preset})
+        with self.study.lock:
+            number = len(self.study.trials())
+            if number >= self.settings.trials or (self.task and self.study.has_task(self.task)):
+                return None
+            is_preset = number == 0 and not self.settings.command
+            params = self.plan.preset if is_preset else self.study.propose()
+            if params is None:
+                return None
+            self.study.add(params, {PRESET: is_preset} | ({TASK: self.task} if self.task else {}))
         return make_trial(self.folder, self.plan, number)
 
     def _start(self, trial: Trial) -> None:
@@ -220,17 +236,23 @@ class Controller:
 
     def _fail(self, trial: Trial, reason: Problem) -> None:
         self.study.end(trial.number, "FAIL", reason=str(reason), code=reason.code)
-        self._failures.append(reason)
         self.emit(f"trial {trial.number} failed: {reason}")
-        if not self._has_result() and len(self._failures) >= MAX_EQUAL_FAILURES and len(set(self._failures)) == 1:
-            self.emit(f"the first {len(self._failures)} trials failed for the same reason, so the sweep ends here")
+        if self._is_hopeless():
+            self.emit(f"the first {MAX_EQUAL_FAILURES} trials failed for the same reason, so the sweep ends here")
             self._stopping = True
+
+    def _is_hopeless(self) -> bool:
+        """Whether all trials that have ended, and several, failed for one reason."""
+        reasons = [each.user_attrs.get(REASON) for each in self.study.trials() if each.state.name == "FAIL"]
+        return not self._has_result() and len(reasons) >= MAX_EQUAL_FAILURES and len(set(reasons)) == 1
 
     def _has_result(self) -> bool:
         return any(trial.state.name in ("COMPLETE", "PRUNED") for trial in self.study.trials())
 
     def _end(self) -> ExitCode:
         trials, best = self.study.trials(), self.study.best()
+        if self.task and (code := self._end_task(trials)) is not None:
+            return code
         counts = Counter(STATE_WORDS[trial.state.name] for trial in trials)
         listed = ", ".join(f"{count} {END_WORDS.get(word, word)}" for word, count in sorted(counts.items()))
         lines = [f"{pluralize(len(trials), 'trial')}: {listed}"]
@@ -250,6 +272,18 @@ class Controller:
         for problem in send_end(self.folder, self.plan.config, code, lines):
             self.emit(str(problem))
         return code
+
+    def _end_task(self, trials: Sequence[FrozenTrial]) -> ExitCode | None:
+        """Return the exit code of a task that ends before the sweep does. The jobs of a sweep that ends early are
+        cancelled."""
+        if self.study.unfinished(self.task):
+            if self.signals.time_limit_near:
+                self.emit(f"{self.task} has reached its time limit{requeue_clause()}")
+            return ExitCode.STOPPED
+        if self._is_hopeless():
+            cancel_job(self.folder)
+            return None
+        return ExitCode.FINISHED if self.study.unfinished() or len(trials) < self.settings.trials else None
 
 
 def send_end(folder: SweepFolder, config: Config, code: ExitCode, lines: Sequence[str]) -> list[Problem]:

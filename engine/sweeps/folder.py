@@ -15,7 +15,9 @@ from typing import ClassVar
 from engine.config.run_name import MAX_NAME_BYTES as MAX_RUN_BYTES
 from engine.config.run_name import MAX_NAME_CHARACTERS as MAX_RUN_CHARACTERS
 from engine.config.run_name import normalize_name
+from engine.runs.control import send_request
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, PathOf, RunFolder, paths_in
+from engine.runs.job import cancel_job
 from engine.runs.root import is_run_folder
 from engine.runs.trials import BEST_TRIAL_FILE
 from engine.utils.errors import UsageError, did_you_mean, file_errors
@@ -41,6 +43,7 @@ class SweepFolder(RunFolder):
     """Name of the best trial so far, for the list of runs (`engine.runs.trials`)."""
     journal = PathOf("optuna.jsonl")
     """Optuna's journal of the study, JSON lines."""
+    journal_lock = PathOf(".optuna.lock")
     lock = PathOf("sweep.lock")
     """Lock file on which the controller holds a write lock, see `engine.utils.locks`."""
 
@@ -86,6 +89,13 @@ class SweepFolder(RunFolder):
             yield
         finally:
             lock.close()
+
+
+def stop_sweep(folder: SweepFolder) -> str | None:
+    """Ask the controller of a sweep to stop, or cancel its jobs and return that, as `cancel_job`. Raises UsageError."""
+    if (cancelled := cancel_job(folder)) is None:
+        send_request(folder.control, "stop")
+    return cancelled
 
 
 def is_sweep_folder(path: Path) -> bool:

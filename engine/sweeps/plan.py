@@ -29,6 +29,7 @@ from engine.gpus.selection import NotFreeError
 from engine.launch.command_checks import find_command_problems
 from engine.launch.preflight import find_problems
 from engine.launch.request import RunRequest
+from engine.launch.submission import check_job_config
 from engine.models.catalog import resolve_model_source
 from engine.models.weights_file import weights_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
@@ -61,8 +62,9 @@ class SweepPlan:
     command: Program | None = None
 
 
-def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
-    """Validate the settings of trainings and choose their devices. Raises UsageError with every problem."""
+def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, engine: str = "") -> SweepPlan:
+    """Validate the settings of trainings and choose their devices, of jobs of a batch system `engine` or of this host.
+    Raises UsageError with every problem."""
     spaces, problems = settings.check()
     try:
         resolved = resolve_config(settings.config, overrides_of(settings.fixed), trust_code=trust.granted)
@@ -75,8 +77,8 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust) -> 
     found = _check_values(settings, config, spaces, trust_code=trust.granted)
     known = {problem.location for problem in problems}
     raise_if_any([*problems, *(problem for problem in found if problem.location not in known)])
-    device = device_overrides(config, settings.parallel)
-    for share in divide_gpus(device["device.gpus"], settings.parallel):
+    device = device_overrides(config, settings.parallel, engine)
+    for share in () if engine else divide_gpus(device["device.gpus"], settings.parallel):
         checked = config.with_values(device={"gpus": share, "wait": "device.wait" in device})
         with collect_problems(problems):
             problems += find_problems(RunRequest(checked, runs_dir, "sweep", code_trust=trust))
@@ -165,14 +167,18 @@ def preset_values(config: Config, spaces: Mapping[str, Space]) -> dict[str, Valu
     return values
 
 
-def device_overrides(config: Config, parallel: int) -> dict[DeviceKey, str]:
-    """Return the overrides of section `device` for the trials.
+def device_overrides(config: Config, parallel: int, engine: str = "") -> dict[DeviceKey, str]:
+    """Return the overrides of section `device` for the trials. Raises UsageError if `engine`, which runs them as jobs,
+    cannot.
 
     Without a choice of the user, a trial takes one free GPU and waits for it; listed GPUs are divided among the trials
     that run at the same time, see `divide_gpus`. On the CPU, they divide the cores.
     """
     device = config.device
     gpus = device.gpus
+    if engine:
+        check_job_config(engine, config)
+        return {"device.gpus": gpus}
     if gpus == "auto":
         gpus = "free:1" if _host_has_gpus() else "cpu"
     if gpus != "cpu":
@@ -204,9 +210,12 @@ def _host_has_gpus() -> bool:
         return False
 
 
-def plan_script(settings: SweepSettings, command: Program, runs_dir: Path, *, trust: CodeTrust) -> SweepPlan:
-    """Validate the settings and the command, and choose the devices of the trials. Raises UsageError with every
-    problem."""
+def plan_script(
+    settings: SweepSettings, command: Program, runs_dir: Path, *, trust: CodeTrust, engine: str = ""
+) -> SweepPlan:
+    """Validate the settings and the command, and choose the devices of the trials as `plan_sweep` does.
+
+    Raises UsageError with every problem."""
     spaces, problems = settings.check()
     problems += _placeholder_problems(command, list(settings.space))
     try:
@@ -215,7 +224,7 @@ def plan_script(settings: SweepSettings, command: Program, runs_dir: Path, *, tr
         raise UsageError([*problems, *error.problems]) from error
     raise_if_any(problems)
     command = fill_command(command, {key: text for key, text in settings.space.items() if key not in spaces})
-    device = device_overrides(config, settings.parallel)
+    device = device_overrides(config, settings.parallel, engine)
     device.pop("device.threads", None)
     settings = codec.replace(
         settings,
@@ -226,7 +235,7 @@ def plan_script(settings: SweepSettings, command: Program, runs_dir: Path, *, tr
     )
     first = fill_command(command, first_values(settings))
     problems += find_command_problems(RunRequest(config, runs_dir, "sweep", code_trust=trust, command=first), first)
-    for share in divide_gpus(device["device.gpus"], settings.parallel):
+    for share in () if engine else divide_gpus(device["device.gpus"], settings.parallel):
         with collect_problems(problems):
             check_devices_exist(share)
     raise_if_any(problems)

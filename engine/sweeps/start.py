@@ -1,6 +1,6 @@
 """Create the folder of a new sweep, or load an existing one to continue it, and run its controller.
 
-`gputrain sweep` calls `create_sweep` or `load_sweep`, then `run_sweep`.
+`gputrain sweep` calls `create_sweep` or `load_sweep`, then `run_sweep` or `submit_sweep`.
 """
 
 from __future__ import annotations
@@ -8,18 +8,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from engine.batch.engine import JobRequest
 from engine.command.spec import Program, read_command, write_command
+from engine.config.limits import requested_gpus
 from engine.config.loader import resolve_config
 from engine.config.run_name import name_from_stem, name_problem, normalize_name
 from engine.config.schema import as_stored
 from engine.config.user_code import TRUST_ADVICE
 from engine.config.yaml_io import to_yaml
 from engine.launch.detached import start_detached
+from engine.launch.submission import JOB_LOG, JobOptions, job_line, make_script, submit_script
 from engine.runs.control import consume_requests
+from engine.runs.folder import RunState
+from engine.runs.job import require_no_open_job
 from engine.sweeps.controller import Controller, Emit
 from engine.sweeps.folder import LAST_SWEEP, MAX_NAME_BYTES, MAX_NAME_CHARACTERS, SweepFolder, is_sweep_folder
 from engine.sweeps.plan import SweepPlan, divide_gpus, preset_values, trial_line, without_name
@@ -30,6 +36,7 @@ from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.exit_codes import ExitCode
 from engine.utils.files import append_to_file, replace_file
 from engine.utils.process import SignalHandler, ignore_sighup
+from engine.utils.text import pluralize
 from engine.utils.wait import wait_until
 
 DETACH_TIMEOUT_SECONDS = 20.0
@@ -122,10 +129,14 @@ def load_sweep(
 
 
 def run_sweep(
-    folder: SweepFolder, plan: SweepPlan, *, command: Sequence[str], flags: Sequence[str], emit: Emit
+    folder: SweepFolder, plan: SweepPlan, *, command: Sequence[str], flags: Sequence[str], emit: Emit, task: str = ""
 ) -> ExitCode:
-    """Run the controller of a sweep to its end or to a stop. Raises UsageError if it is already running."""
-    with folder.controller_lock():
+    """Run the controller of a sweep to its end or to a stop, or with `task`, the ID of a job of an array, one trial.
+
+    Raises UsageError if it is already running."""
+    if not task:
+        require_no_open_job(folder, RunState.WAITING)
+    with nullcontext() if task else folder.controller_lock():
         # A request that an earlier controller has not read.
         for _ in consume_requests(folder.control):
             pass
@@ -140,11 +151,38 @@ def run_sweep(
             ignore_sighup()
             signals = SignalHandler()
             signals.install()
-            for line in plan_lines(folder, plan, len(study.trials())):
+            for line in () if task else plan_lines(folder, plan, len(study.trials())):
                 report(line)
-            return Controller(folder, plan, study, command, flags, report, signals).run()
+            return Controller(folder, plan, study, command, flags, report, signals, task).run()
         finally:
             os.close(log)
+
+
+def submit_sweep(folder: SweepFolder, plan: SweepPlan, engine: str, options: JobOptions, flags: Sequence[str]) -> str:
+    """Submit the trials that have not ended as an array of jobs, and return a sentence. `flags` are those of `gputrain
+    sweep resume`. Raises UsageError."""
+    settings, gpus = plan.settings, requested_gpus(plan.settings.device["device.gpus"])
+    require_no_open_job(folder, RunState.WAITING)
+    with folder.controller_lock(), folder.writing():
+        trials = open_study(folder, settings, create=True).trials()
+        left = settings.trials - sum(trial.state.is_finished() for trial in trials)
+        if left <= 0:
+            raise UsageError.one(folder.name, "has no trial left; --trials N adds some", code="already-finished")
+        request = JobRequest(
+            name=folder.name,
+            folder=Path.cwd(),
+            log=folder.path / JOB_LOG,
+            command=job_line("sweep", "resume", folder.name, "--runs-dir", str(folder.path.parent), *flags),
+            gpus=gpus,
+            cores=1 if gpus or plan.command is not None else plan.config.device.ranks,
+            time_limit_min=plan.config.queue.time_limit,
+            partition=options.partition,
+            options=options.options,
+            array_size=left,
+            array_limit=settings.parallel,
+        )
+        job = submit_script(engine, folder, make_script(engine, request))
+    return f"Submitted as {engine} job {job}: {pluralize(left, 'trial')}, {settings.parallel} at a time."
 
 
 def plan_lines(folder: SweepFolder, plan: SweepPlan, done: int = 0) -> Iterator[str]:

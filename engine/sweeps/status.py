@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from engine.runs.folder import RunState
 from engine.runs.run_record import read_run_record
 from engine.sweeps.controller import STATE_WORDS
 from engine.sweeps.folder import SweepFolder
@@ -59,9 +60,9 @@ class SweepStatus:
     """A sweep at one moment.
 
     `trials` are in the order of their numbers. `best` is the completed trial with the best value. `counts` is the
-    number of trials by state. `running` means that a controller on this host runs it. `started_at` is the start of
+    number of trials by state. `running` means that a controller or jobs run it. `started_at` is the start of
     trial 0 in Unix seconds. `importances` are shares of 1 (`SweepStudy.importances`). `curves` has the epochs or steps
-    of each trial with their values, NaN for one that is not finite.
+    of each trial with their values, NaN for one that is not finite. `message` is what its jobs say.
     """
 
     name: str
@@ -74,6 +75,7 @@ class SweepStatus:
     started_at: float | None = None
     importances: Mapping[str, float] = field(default_factory=dict)
     curves: Sequence[Mapping[int, float]] = ()
+    message: str = ""
 
     @property
     def state(self) -> str:
@@ -127,7 +129,8 @@ class SweepReader:
         settings = read_settings(self.folder.settings)
         if self._study is None and self.folder.journal.exists():
             self._study = open_study(self.folder, settings)
-        running = self.folder.is_owned()
+        view = None if (running := self.folder.is_owned()) else self.folder.job_view(RunState.WAITING)
+        running = running or (view is not None and view.is_open)
         with journal_errors(self.folder.journal):
             trials = [] if self._study is None else self._study.trials()
         rows = tuple(self._row(trial, has_controller=running) for trial in trials)
@@ -139,6 +142,7 @@ class SweepReader:
             name=self.folder.name,
             folder=str(self.folder.path),
             running=running,
+            message="" if view is None else view.message,
             settings=settings,
             trials=rows,
             best=max(complete, key=lambda row: row.rank(settings.objective), default=None),

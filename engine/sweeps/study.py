@@ -1,8 +1,8 @@
 """The Optuna study of a sweep, in the journal file of its folder: propose, record and compare trials.
 
 The journal owns the state of a sweep. It is JSON lines; Optuna unpickles nothing from it (only its Redis backend has
-pickled snapshots, and only its CMA-ES sampler pickled state). The controller is the only writer and holds the lock of
-the sweep, so Optuna's own lock file, which a killed process leaves behind for 30 s, is not used.
+pickled snapshots, and only its CMA-ES sampler pickled state). Several jobs of a batch system may write it, one at a
+time. The kernel releases their lock when they die, while Optuna's own lock files then stay for 30 s.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import hashlib
 import itertools
 import math
 import os
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +24,7 @@ from engine.sweeps.space import Range, Space, Value
 from engine.utils.errors import UsageError
 from engine.utils.files import append_to_file, open_regular_file
 from engine.utils.libraries import import_library
+from engine.utils.locks import FileLock
 
 if TYPE_CHECKING:
     import optuna
@@ -42,6 +42,7 @@ REDUCTION_FACTOR = 3
 MIN_IMPORTANCE_TRIALS, TOP_SHARE, MIN_TOP_TRIALS = 6, 0.1, 5
 # Attributes of a trial in the journal.
 PRESET, REASON, CODE, PRUNED_AT, GPUS, VAL_LOSS = "preset", "reason", "code", "pruned_at", "gpus", "val_loss"
+TASK = "task"  # the ID of the job that runs the trial, such as 7_3
 
 
 def require_optuna() -> None:
@@ -73,22 +74,21 @@ def open_study(folder: SweepFolder, settings: SweepSettings, *, create: bool = F
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    path = folder.journal
-    with journal_errors(path):
+    path, lock = folder.journal, FileLock(folder.journal_lock)
+    with journal_errors(path), lock if create else nullcontext():
         if create:
             os.close(append_to_file(path))
         with open_regular_file(path, MAX_JOURNAL_BYTES) as file:
             if create:
                 os.truncate(path, file.read().rfind(b"\n") + 1)
-        # Only this process writes the journal.
-        backend = JournalFileBackend(str(path), lock_obj=cast(Any, threading.Lock()))
+        backend = JournalFileBackend(str(path), lock_obj=cast(Any, lock))
         storage = optuna.storages.JournalStorage(backend)
         if create and not storage.get_all_studies():
             directions = optuna.study.StudyDirection
             direction = directions.MINIMIZE if settings.objective.better is Better.LOW else directions.MAXIMIZE
             optuna.create_study(storage=storage, study_name=STUDY_NAME, direction=direction)
         study = optuna.load_study(storage=storage, study_name=STUDY_NAME)
-    return SweepStudy(study, settings)
+    return SweepStudy(study, settings, lock)
 
 
 def first_values(settings: SweepSettings) -> dict[str, Value]:
@@ -96,14 +96,16 @@ def first_values(settings: SweepSettings) -> dict[str, Value]:
     require_optuna()
     import optuna
 
-    return SweepStudy(optuna.create_study(), settings).propose() or {}
+    return SweepStudy(optuna.create_study(), settings, nullcontext()).propose() or {}
 
 
 class SweepStudy:
-    """The trials of one sweep. A trial is identified by its number, from 0."""
+    """The trials of one sweep. A trial is identified by its number, from 0.
 
-    def __init__(self, study: optuna.Study, settings: SweepSettings) -> None:
-        self._study, self._settings, self._spaces = study, settings, settings.spaces()
+    The holder of `lock` is the only one that writes them."""
+
+    def __init__(self, study: optuna.Study, settings: SweepSettings, lock: AbstractContextManager[None]) -> None:
+        self._study, self._settings, self._spaces, self.lock = study, settings, settings.spaces(), lock
         self._distributions = {key: _distribution(space) for key, space in self._spaces.items()}
 
     def trials(self) -> list[FrozenTrial]:
@@ -113,6 +115,15 @@ class SweepStudy:
 
     def trial(self, number: int) -> FrozenTrial:
         return self.trials()[number]
+
+    def unfinished(self, task: str = "") -> list[FrozenTrial]:
+        """Return the trials that have not ended; those of one task if it is named."""
+        open_trials = [trial for trial in self.trials() if not trial.state.is_finished()]
+        return [trial for trial in open_trials if task in ("", trial.user_attrs.get(TASK))]
+
+    def has_task(self, task: str) -> bool:
+        """Whether a task has begun a trial, which may have ended."""
+        return any(trial.user_attrs.get(TASK) == task for trial in self.trials())
 
     def best(self) -> FrozenTrial | None:
         """Return the best completed trial, see `Metric.rank`, the first of equals; None if there is none."""

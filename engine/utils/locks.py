@@ -11,11 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from engine.utils.files import opened
 
+LOCK_POLL_SECONDS = 0.02
 # struct flock of fcntl(2): l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi")
 # Cleanups delete empty files (`find -empty -delete`).
@@ -117,6 +119,33 @@ def _is_file(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except OSError:
         return False
+
+
+class FileLock:
+    """A lock that one process holds at a time, on a private file; its holder can take it again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._depth, self._fd = path, 0, -1
+
+    def acquire(self) -> bool:
+        """Wait for the lock. Raises OSError."""
+        if self._depth == 0:
+            while (fd := try_flock(self._path)) is None:
+                time.sleep(LOCK_POLL_SECONDS)
+            self._fd = fd
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            os.close(self._fd)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def try_flock(path: Path) -> int | None:

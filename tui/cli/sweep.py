@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from engine.batch.states import ENGINES as BATCH_SYSTEMS
 from engine.runs.control import send_request
+from engine.runs.job import cancel_job
 from engine.runs.metrics import Better
 from engine.runs.root import runs_root
 from engine.sweeps import MAX_PARALLEL, MAX_SEED, MAX_TRIALS, Pruner, Sampler
@@ -44,8 +47,11 @@ from tui.cli.run_command import (
     make_command,
     takes_command,
 )
+from tui.cli.train import PlaceOptions, takes_place
 from tui.flags import FLAG_TO_KEY
 
+# A trial is a job of one node.
+NO_PLACE_OPTIONS = ("copy", "nodes", "print")
 # Five name, continue or queue one run, and --seed was the seed of the sampler.
 OTHER_FLAGS = ("name", "resume", "queue", "after", "begin", "seed")
 EXIT_CODES = {
@@ -86,6 +92,7 @@ ParallelOption = Annotated[
         "gputrain sweep digits model.name=linear,cnn --sampler grid --pruner none",
         "gputrain sweep digits optim.lr=log:1e-3..0.3 optim.weight_decay=0,5e-4",
         "gputrain sweep flowers.yaml optim.lr=log:1e-3..0.3 --parallel 4 --detach",
+        "gputrain sweep digits optim.lr=log:1e-3..0.3 --on slurm --ngpu 1",
         "gputrain sweep --maximize val/acc lr=log:1e-4..0.1 -- ./train.py --lr {lr}",
         "gputrain sweep --minimize loss --gpus 0,1 --parallel 2 n=8,16 -- ./fit {n}",
     ],
@@ -102,10 +109,12 @@ ParallelOption = Annotated[
 )
 @config_flags(*(flag for flag in FLAG_TO_KEY if flag not in OTHER_FLAGS))
 @partial(takes_command, without=("tag", "data", "try_parse"))
+@partial(takes_place, without=NO_PLACE_OPTIONS)
 def run(
     *,
     words: Sequence[str] | None,
     options: CommandOptions,
+    place: PlaceOptions,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -157,7 +166,8 @@ def run(
     Optuna chooses the values of each KEY; an option has the same value in all trials. `gputrain sweep show` lists the
     trials and the command that trains the best one longer.
 
-    Each trial waits for its GPUs: --gpus is free:1, or cpu, unless it is set.
+    Each trial waits for its GPUs: --gpus is free:1, or cpu, unless it is set. With --on slurm, an array of jobs runs
+    the trials, --parallel of them at once. A trial that reaches --time-limit continues in its requeued job.
     """
     from engine.sweeps.plan import plan_script, plan_sweep
     from engine.sweeps.start import choose_folder, create_sweep, dry_run_lines
@@ -171,6 +181,7 @@ def run(
     file, overrides = split_arguments(arguments)
     from engine.sweeps.settings import typed_settings
 
+    engine = _batch_system(place)
     settings = typed_settings(file, overrides, {key: str(value) for key, (_, value) in flags.items()}, given, words)
     require_optuna()
     trust = trust_option(granted=trust_code)
@@ -178,11 +189,11 @@ def run(
     with collect_problems(problems):
         if words is None:
             check_no_options(options, "gputrain sweep … -- COMMAND")
-            plan = plan_sweep(settings, root, trust=trust)
+            plan = plan_sweep(settings, root, trust=trust, engine=engine)
             stem = Path(settings.config).stem if settings.config else "default"
         else:
             check_keys(flags, flags)
-            plan = plan_script(settings, make_command(words, options), root, trust=trust)
+            plan = plan_script(settings, make_command(words, options), root, trust=trust, engine=engine)
             stem = command_stem(words)
     raise_if_any(problems)
     folder = choose_folder(root, name, plan, stem)
@@ -193,7 +204,17 @@ def run(
         folder.require_own(trust_owner=False)
     else:
         create_sweep(folder, plan)
-    _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
+    _control(folder, given, place, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
+
+
+def _batch_system(place: PlaceOptions) -> str:
+    """Return the batch system that runs the trials; "" for this host. Raises UsageError."""
+    if place.on not in (None, *BATCH_SYSTEMS):
+        reason = f"{printable(str(place.on))} is no batch system; sweeps start here or on {', '.join(BATCH_SYSTEMS)}"
+        raise UsageError.one("--on", reason, code="not-supported")
+    if place.on is None and place != PlaceOptions(slurm=place.slurm or None):
+        raise UsageError.one("--partition, --slurm", "name the place with --on", code="missing-value")
+    return place.on or ""
 
 
 def metric_setting(maximize: str | None, minimize: str | None, *, is_script: bool) -> dict[str, str]:
@@ -265,6 +286,9 @@ def stop(*, name: NameArgument = "last", runs_dir: RunsDirOption = None, trust_o
     Waits until it has stopped. `gputrain sweep resume NAME` continues it.
     """
     folder = find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)
+    if (cancelled := cancel_job(folder)) is not None:
+        typer.echo(f"{folder.name} {cancelled}.", err=True)
+        return
     if not folder.is_owned():
         typer.echo(f"{folder.name} is not running.", err=True)
         return
@@ -275,8 +299,10 @@ def stop(*, name: NameArgument = "last", runs_dir: RunsDirOption = None, trust_o
 
 
 @command(["gputrain sweep resume", "gputrain sweep resume flowers-sweep --trials 80 --detach"], exit_codes=EXIT_CODES)
+@partial(takes_place, without=NO_PLACE_OPTIONS)
 def resume(
     *,
+    place: PlaceOptions,
     name: NameArgument = "last",
     trials: TrialsOption = None,
     parallel: ParallelOption = None,
@@ -291,12 +317,21 @@ def resume(
     """
     given = {key: value for key, value in {"trials": trials, "parallel": parallel}.items() if value is not None}
     folder = find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)
-    _control(folder, given, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
+    _control(folder, given, place, detach=detach, trust_owner=trust_owner, trust_code=trust_code)
 
 
-def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_owner: bool, trust_code: bool) -> None:
-    """Run the controller, here or in the background, and exit with its code. Raises UsageError."""
-    from engine.sweeps.start import detach_sweep, load_sweep, run_sweep
+def _control(
+    folder: SweepFolder,
+    given: dict[str, Any],
+    place: PlaceOptions,
+    *,
+    detach: bool,
+    trust_owner: bool,
+    trust_code: bool,
+) -> None:
+    """Run the controller, here or in the background, and exit with its code; or submit jobs. Raises UsageError."""
+    from engine.launch.submission import JobOptions
+    from engine.sweeps.start import detach_sweep, load_sweep, run_sweep, submit_sweep
     from tui.launcher import gputrain_command
 
     command = None
@@ -308,6 +343,12 @@ def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_
         check_training("gputrain sweep resume")
     numbers = {key: value for key, value in given.items() if key in ("trials", "parallel")}
     flags = [*(["--trust-code"] if trust_code else []), *(["--trust-owner"] if trust_owner else [])]
+    if engine := _batch_system(place):
+        plan = load_sweep(folder, numbers, trust_code=trust_code, command=command)
+        options = JobOptions(partition=place.partition, options=place.slurm or ())
+        typer.echo(submit_sweep(folder, plan, engine, options, flags), err=True)
+        typer.echo(folder.name)
+        return
     if detach:
         flags += [part for key, value in numbers.items() for part in (f"--{key}", str(value))]
         if (warning := detach_sweep(folder, gputrain_command(), flags)) is not None:
@@ -316,7 +357,12 @@ def _control(folder: SweepFolder, given: dict[str, Any], *, detach: bool, trust_
         typer.echo(f"Watch it with `gputrain sweep show {folder.name}`.", err=True)
         return
     plan = load_sweep(folder, numbers, trust_code=trust_code, command=command)
-    raise typer.Exit(run_sweep(folder, plan, command=gputrain_command(), flags=flags, emit=_print_line))
+    # Of the script of a job.
+    task = os.environ.pop("GPUTRAIN_TASK", "")
+    # The time limit is that of the job.
+    flags += ["queue.time_limit=0"] * bool(task)
+    code = run_sweep(folder, plan, command=gputrain_command(), flags=flags, emit=_print_line, task=task)
+    raise typer.Exit(code)
 
 
 def _print_line(line: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,13 +103,13 @@ class PlaceOptions:
     print: bool = False
 
 
-def takes_place(function: Callback) -> Callback:
-    """Replace the parameter `place: PlaceOptions` by its options."""
+def takes_place(function: Callback, without: Collection[str] = ()) -> Callback:
+    """Replace the parameter `place: PlaceOptions` by its options, which keep the defaults of those `without`."""
     options: dict[str, Any] = {
         "on": OnOption, "copy": CopyOption, "nodes": NodesOption, "partition": PartitionOption, "slurm": SlurmOption,
         "print": PrintOption,
     }  # fmt: skip
-    parameters = {name: (option, getattr(PlaceOptions, name)) for name, option in options.items()}
+    parameters = {name: (options[name], getattr(PlaceOptions, name)) for name in options if name not in without}
     return expand_parameter(function, "place", parameters, lambda values: PlaceOptions(**values))
 
 

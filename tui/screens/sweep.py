@@ -16,9 +16,8 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from engine.runs.control import send_request
 from engine.runs.folder import sweep_of_trial
-from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps
+from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, stop_sweep
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.charts.sweep import axis_position, param_curves, trial_curves
@@ -228,6 +227,6 @@ class SweepScreen(GputrainScreen):
         effect = "The commands of its trials are ended" if is_script else "Its trials save a checkpoint first"
         question = f"Stop the sweep {printable(self.folder.name)}? {effect}."
         done = f"Sent the stop request to {self.folder.name}"
-        send = partial(send_request, self.folder.control, "stop")
+        send = partial(stop_sweep, self.folder)
         stop = partial(self.act, send, lambda _: self.gputrain_app.show_toast(done))
         confirm(self.app, question, "Keep it running", "Stop", stop)

@@ -156,7 +156,7 @@ def param_table(status: SweepStatus, selected: TrialRow | None, width: int) -> F
 def sweep_lines(status: SweepStatus) -> Iterator[str]:
     """Yield the lines of `gputrain sweep show`."""
     settings, objective = status.settings, status.settings.objective
-    state = "running" if status.running else "not running"
+    state = with_message("running" if status.running else "not running", status)
     counts = ", ".join(state_counts(status))
     yield printable(
         f"{status.name}: {state}, {len(status.trials)} of {settings.trials} trials ({counts or 'none yet'})"
@@ -182,6 +182,11 @@ def sweep_lines(status: SweepStatus) -> Iterator[str]:
         values = " ".join(f"{key}={format_param(value)}" for key, value in best.params.items())
         yield printable(f"best: trial {best.number}, {name} {format_value(objective, best.value)}, {values}")
         yield printable(best_command(SweepFolder(Path(status.folder)), settings, best.params))
+
+
+def with_message(state: str, status: SweepStatus) -> str:
+    """Return the state with what the jobs of a sweep say that has not ended."""
+    return f"{state} ({status.message})" if status.message and status.state != "ended" else state
 
 
 def state_counts(status: SweepStatus) -> list[str]:
@@ -213,7 +218,8 @@ def status_lines(status: SweepStatus) -> list[Text]:
     counts = ", ".join(state_counts(status))
     done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done: "
     resume = f"   gputrain sweep resume {printable(status.name)}" if status.state == "not running" else ""
-    lines = [Text.assemble((f"{sign} ", style), (status.state, STRONG), done, counts, (resume, MUTED))]
+    state = printable(with_message(status.state, status))
+    lines = [Text.assemble((f"{sign} ", style), (state, STRONG), done, counts, (resume, MUTED))]
     if (best := status.best) is not None:
         objective = status.settings.objective
         value = f"★ {objective.label} {format_value(objective, best.value)}"

@@ -49,6 +49,12 @@ def test_script_has_settings_and_typed_options_last(slurm: SlurmStandIn) -> None
     assert script.endswith("module load cuda\nexec gputrain run\n")
 
 
+def test_script_of_an_array_names_its_task(slurm: SlurmStandIn) -> None:
+    lines = Slurm().script(replace(REQUEST, array_size=4, array_limit=2)).splitlines()
+    assert "#SBATCH --array=0-3%2" in lines
+    assert lines[-2] == 'export GPUTRAIN_TASK="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'
+
+
 @pytest.mark.parametrize(
     ("gres", "words"),
     [
@@ -82,6 +88,20 @@ def test_states_are_in_words_of_slurm(slurm: SlurmStandIn, row: str, phase: JobP
     slurm.tell("squeue", f"7|{row}\n")
     state = Slurm().states(None)["7"]
     assert (state.phase, state.words) == (phase, words)
+
+
+@pytest.mark.parametrize(
+    ("rows", "phase"),
+    [
+        ("7_[2-3%2]|PENDING|N/A||JobArrayTaskLimit\n7_0|COMPLETED\n7_1|RUNNING", JobPhase.RUNNING),
+        ("7_[2-3%2]|PENDING|N/A||JobArrayTaskLimit\n7_0|FAILED", JobPhase.PENDING),
+        ("7_0|COMPLETED\n7_1|FAILED\n7_2|COMPLETED", JobPhase.FAILED),
+    ],
+)
+def test_array_is_one_job(slurm: SlurmStandIn, rows: str, phase: JobPhase) -> None:
+    slurm.tell("squeue", f"{rows}\n")
+    states = Slurm().states(None)
+    assert ([*states], states["7"].phase) == (["7"], phase)
 
 
 def test_pending_job_says_when_it_starts(slurm: SlurmStandIn) -> None:

@@ -25,7 +25,7 @@ from engine.launch.phases import AlreadyFinishedError, EndedBeforeStartError, gr
 from engine.launch.preflight import Preflight, run_preflight
 from engine.launch.ranks import Ranks, end_training, restart_after
 from engine.launch.request import RunRequest
-from engine.launch.supervise import Supervisor
+from engine.launch.supervise import Supervisor, slurm_job_id
 from engine.launch.training import begin_training, make_job
 from engine.queue.dependencies import DependencyError
 from engine.queue.place import CancelledError
@@ -206,6 +206,13 @@ def test_owner_requeues_slurm_job_only_of_run_that_its_time_limit_stops(
         finished = owned.recorded()[-1]
         assert isinstance(finished, RunFinished)
         assert finished.message.endswith("; job 77 is requeued") == bool(calls)
+
+
+def test_job_of_an_array_is_requeued_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Slurm gives the last job of an array the number of the array.
+    for name, value in (("SLURM_JOB_ID", "77"), ("SLURM_ARRAY_JOB_ID", "77"), ("SLURM_ARRAY_TASK_ID", "3")):
+        monkeypatch.setenv(name, value)
+    assert slurm_job_id() == "77_3"
 
 
 @pytest.mark.parametrize(

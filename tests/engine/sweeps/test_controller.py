@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from engine.config.schema import as_stored
 from engine.config.yaml_io import parse_yaml
 from engine.runs.control import send_request
 from engine.sweeps import controller as controller_module
-from engine.sweeps.controller import Controller
+from engine.sweeps.controller import Controller, Emit
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, plan_sweep
 from engine.sweeps.settings import SweepSettings
@@ -215,6 +217,41 @@ def test_pruned_trial_is_reported_with_its_value_at_that_epoch(tmp_path: Path) -
         first, last = trials[number].intermediate_values.values()
         assert first < last
         assert f"trial {number} pruned after epoch 1: best_val_accuracy {first:.4g}" in lines
+
+
+def run_task(folder: SweepFolder, task: str, emit: Emit = lambda _: None) -> ExitCode:
+    """Run one job of an array."""
+    plan = load_sweep(folder, {})
+    study = open_study(folder, plan.settings, create=True)
+    return Controller(folder, plan, study, COMMAND, [], emit, task=task).run()
+
+
+def test_each_job_of_an_array_runs_one_trial(tmp_path: Path) -> None:
+    folder, tasks = make_sweep(tmp_path, trials=4), [f"7_{number}" for number in range(4)]
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(partial(run_task, folder), tasks)] == [ExitCode.FINISHED] * 4
+    shown = status(folder)
+    assert [row.state for row in shown.trials] == ["complete"] * 4
+    assert len({row.params["optim.lr"] for row in shown.trials}) == 4
+    # A requeued job that has nothing left to do takes no other trial.
+    assert run_task(folder, "7_1") is ExitCode.FINISHED
+    assert starts(tmp_path) == [f"s-00{number}" for number in range(4)]
+
+
+def test_trial_continues_in_its_requeued_job_and_in_a_later_array(tmp_path: Path) -> None:
+    folder, sessions = make_sweep(tmp_path, trials=2, pruner="none"), list[ExitCode]()
+    behave(tmp_path, s_000="wait", s_001="wait")
+
+    def stop_after_start(line: str) -> None:
+        if line.startswith("trial") and ("started" in line or "continues" in line):
+            send_request(folder.control, "stop")
+
+    for task in ("7_0", "7_1", "7_1"):
+        sessions.append(run_task(folder, task, stop_after_start))
+    assert sessions == [ExitCode.STOPPED] * 3
+    behave(tmp_path)
+    assert [run_task(folder, task) for task in ("8_0", "8_1")] == [ExitCode.FINISHED] * 2
+    assert [row.state for row in status(folder).trials] == ["complete", "complete"]
 
 
 def test_second_controller_of_one_sweep_is_refused(tmp_path: Path) -> None:

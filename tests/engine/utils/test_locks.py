@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.utils.locks import _FLOCK, OwnerLock, is_held
+from engine.utils.locks import _FLOCK, LOCK_POLL_SECONDS, FileLock, OwnerLock, is_held
 
 STRANGER = 12345
 
@@ -114,3 +115,19 @@ def test_process_that_took_a_deleted_lock_sees_that_its_owner_lives(folder: Path
 def test_files_are_not_empty_so_that_cleanups_leave_them(folder: Path) -> None:
     owned(folder).close()
     assert all((folder / name).stat().st_size for name in ("lock", ".lock"))
+
+
+def test_file_lock_waits_for_its_holder_who_can_take_it_again(tmp_path: Path) -> None:
+    held, other, taken = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock"), threading.Event()
+
+    def take() -> None:
+        with other:
+            taken.set()
+
+    thread = threading.Thread(target=take)
+    with held:
+        with held:
+            thread.start()
+        assert not taken.wait(3 * LOCK_POLL_SECONDS)
+    thread.join()
+    assert taken.is_set()

@@ -116,6 +116,20 @@ def test_run_whose_job_is_open_starts_only_in_that_job(submitted: RunFolder, mon
     require_no_open_job(submitted, RunState.WAITING)
 
 
+def test_sweep_is_one_array_of_jobs(slurm: SlurmStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("sweep", "digits", "optim.lr=0.1,0.2", "--trials", "4", "--parallel", "2", "--on", "slurm", "--name", "s")
+    assert "names no number of GPUs" in submit(monkeypatch, *words, code=2)
+    assert submit(monkeypatch, *words, "--ngpu", "0", "--time-limit", "1h") == "s\n"
+    assert {"#SBATCH --array=0-3%2", "#SBATCH --time=60"} <= {*slurm.script.splitlines()}
+    assert slurm.script.splitlines()[-1].endswith(f"sweep resume s --runs-dir {Path('runs').absolute()}")
+    slurm.tell("squeue", "7_[0-3%2]|PENDING|N/A||Resources\n")
+    assert "s: running (pending (Resources)), 0 of 4 trials" in call("sweep", "show").stdout
+    for again in (("sweep", "resume", "s"), ("sweep", "resume", "s", "--on", "slurm")):
+        assert "has a job already: pending (Resources)" in submit(monkeypatch, *again, code=2)
+    assert call("sweep", "stop").stderr == "s is stopped: slurm job 7 is cancelled.\n"
+    assert json.loads(call("sweep", "show", "--json").stdout)["running"] is False
+
+
 def test_refused_job_leaves_nothing_behind(slurm: SlurmStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm.set_tool("sbatch", "echo sbatch: error: invalid account >&2; exit 1")
     assert "sbatch: error: invalid account" in submit(monkeypatch, *SUBMIT, code=2)
