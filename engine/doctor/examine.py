@@ -24,6 +24,7 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.device_preview import preview_allocation
 from engine.gpus.driver import has_driver_library
 from engine.gpus.monitor import first_snapshot, open_monitor, recording_path
+from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
@@ -67,6 +68,7 @@ def examine_gpus(snapshot: Snapshot | None, *, has_driver: bool) -> tuple[list[C
     answer."""
     ignored: list[Problem] = []
     reservations = read_reservations(report=ignored.append)
+    ignored += [private] if has_driver and (private := private_folder_problem()) is not None else []
     checks = [Check("GPUs", "reservations", "warning", str(problem), code=problem.code) for problem in ignored]
     if not has_driver:
         return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards()), *checks], 0

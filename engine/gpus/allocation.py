@@ -17,6 +17,7 @@ from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.driver import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure, has_driver_library
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
 from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
+from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.queue_terms import QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, ReservationError, user_lock
 from engine.gpus.reservation_entry import ReservationInfo
@@ -334,6 +335,8 @@ class _Allocator:
                 warnings.append(Problem("", reason, code="queue-passed"))
         allocation.warnings += warnings
         allocation.choose(chosen, devices, snapshot, self.selection)
+        if chosen and (problem := private_folder_problem()) is not None:
+            self._warn(problem)
         allocation.reservation_problems = list(self._problems)
         allocation.warnings += allocation.reservation_problems
         return None

@@ -196,6 +196,7 @@ def test_queue_serves_every_run_in_order_and_no_gpu_twice(actions: list[tuple[st
     host = Host()
     with (
         mock.patch.multiple(allocation, time=host, read_reservations=host.read, user_lock=nullcontext),
+        mock.patch.object(allocation, "private_folder_problem", lambda: None),
         mock.patch.object(run_queue, "time", host),
     ):
         for action, value in actions:
