@@ -55,11 +55,11 @@ class JobRequest:
     """A job as a batch system gets it.
 
     It runs the lines of a shell `setup`, then the line `command`, in `folder`. `tasks_per_node` is how often each node
-    runs that line; 0 runs it once, on the first node. `time_limit_min` is 0 without a limit, `gpus` and `cores` are
-    those of a node, `options` further words for the batch system, as typed. The output goes to `log`. With
-    `names_nodes`, it sets GPUTRAIN_NODES, their number, GPUTRAIN_HEAD, the first one, and GPUTRAIN_PORT. With
-    `array_size`, it is an array of so many jobs, of which `array_limit` run at once; each sets GPUTRAIN_TASK to an ID
-    of its own, that of the array with an underscore and more."""
+    runs that line, as one rank of a training; 0 runs it once, on the first node. `time_limit_min` is 0 without a limit,
+    `gpus` and `cores` are those of a node, `options` further words for the batch system, as typed. The output goes to
+    `log`. With `names_nodes`, it sets GPUTRAIN_NODES, their number, GPUTRAIN_HEAD, the first one, and GPUTRAIN_PORT.
+    With `array_size`, it is an array of so many jobs, of which `array_limit` run at once; each sets GPUTRAIN_TASK to an
+    ID of its own, that of the array with an underscore and more."""
 
     name: str
     folder: Path
@@ -83,6 +83,13 @@ class Engine(Protocol):
 
     job_variable: str
     """Environment variable that has the ID of the job in its processes."""
+    requeues: bool
+    """Whether a job has a time limit, and runs again after it."""
+    rank_gpus: str
+    """The GPUs that a rank selects which it starts; "" for those of the run, on each node."""
+
+    def starts_ranks(self, nodes: int) -> bool:
+        """Return whether each rank of a training on so many nodes is a task of the job."""
 
     def script(self, request: JobRequest) -> str:
         """Return the script of a job, which starts a run or continues it. Raises UsageError if the cluster lacks what

@@ -41,6 +41,16 @@ class Slurm:
     """The Slurm cluster of this host."""
 
     job_variable = "SLURM_JOB_ID"
+    requeues = True
+    rank_gpus = ""
+
+    def __init__(self, address: str = "") -> None:
+        if address:
+            raise BatchError(f"slurm has no address, but {printable(address)!r} follows it; type --on slurm")
+
+    def starts_ranks(self, nodes: int) -> bool:
+        # Of one node, gputrain starts them.
+        return nodes > 1
 
     def script(self, request: JobRequest) -> str:
         # A list of runs needs no pydantic.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ from engine.batch.engine import BatchError, Engine, JobState
 from engine.batch.slurm import Slurm
 from engine.utils.threads import in_background
 
-ENGINES: Mapping[str, Engine] = {"slurm": Slurm()}
-"""The batch systems, by the word behind `--on`."""
+ENGINES: Mapping[str, Callable[[str], Engine]] = {"slurm": Slurm}
+"""The batch systems by the word behind `--on`. They take what follows its colon, and raise BatchError for that."""
 MAX_AGE_SECONDS = 5.0  # of an answer, which slurmctld gives to hundreds of users
 FIRST_WAIT_SECONDS = 5.0
 # A job that was submitted so lately may be missing in an answer.
@@ -52,10 +52,21 @@ _asked: dict[str, _Asked] = {}
 _lock = threading.Lock()
 
 
+def is_batch_system(place: str) -> bool:
+    """Return whether a place of `--on` is a batch system and no host."""
+    return place.partition(":")[0] in ENGINES
+
+
+def find_engine(place: str) -> Engine:
+    """Return the batch system of `slurm` or `ray:ADDRESS`. Raises BatchError."""
+    word, _, address = place.partition(":")
+    if word not in ENGINES:
+        raise BatchError(f"{place} is no batch system that this version of gputrain knows")
+    return ENGINES[word](address)
+
+
 def job_state(engine: str, job: str, submitted_at: float) -> JobState:
     """Return the state of a job, a few seconds old at most. Raises BatchError, and UnknownJobError."""
-    if engine not in ENGINES:
-        raise BatchError(f"{engine} is no batch system that this version of gputrain knows")
     answer = _answer(engine, None)
     if answer is not None and not answer.problem and job not in answer.states:
         answer = _answer(engine, submitted_at)
@@ -99,7 +110,7 @@ def _reaches(known: float | None, wanted: float | None) -> bool:
 def _ask(engine: str, since: float | None, asked: _Asked) -> _Answer:
     answer = _Answer(time.time(), since)
     try:
-        answer.states = ENGINES[engine].states(since)
+        answer.states = find_engine(engine).states(since)
     except BatchError as error:
         answer.problem = str(error)
     asked.answer = answer

@@ -1,4 +1,4 @@
-"""Submit a run to a batch system, `gputrain run --on slurm`: its folder, the script of its job, and its record.
+"""Submit a run to a batch system, such as `gputrain run --on slurm`: its folder, the script of its job, and its record.
 
 A submitted run is a run folder that no process owns, as one whose wait was interrupted: the record says that it waits,
 `job.json` which job will start it (`engine.runs.job`), and its code is recorded. The job continues it like any other
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from engine.batch.engine import BatchError, JobRequest
-from engine.batch.states import ENGINES
+from engine.batch.engine import BatchError, Engine, JobRequest
+from engine.batch.states import find_engine
 from engine.command.devices import JOB_PLACEHOLDERS, find_placeholders
 from engine.config.limits import read_limits, requested_gpus
 from engine.config.schema import Config
@@ -34,6 +34,7 @@ OWN_WORDS = ("--headless", "--detach", "--resume", "--queue")
 OWN_OPTIONS = ("--name", "--runs-dir", "--time-limit", "--launcher")
 OWN_KEYS = ("run.name=", "run.resume=", "queue.time_limit=", "device.wait=", "device.launcher=")
 """Words of `gputrain run` that the script has of its own, or that only mean the host where they are typed."""
+GPU_OPTIONS = ("--gpus", "--ngpu")
 JOB_SCRIPT, JOB_LOG = "job.sh", "job.log"
 
 
@@ -67,7 +68,7 @@ def submit_script(engine: str, folder: RunFolder, script: str) -> str:
     path = folder.path / JOB_SCRIPT
     replace_file(path, lambda file: file.write(script.encode(errors="surrogateescape")))
     try:
-        job = ENGINES[engine].submit(path)
+        job = _find_engine(engine).submit(path)
     except BatchError as error:
         raise UsageError.one("--on", str(error), code=error.code) from error
     write_job(folder, engine, job)
@@ -86,15 +87,20 @@ def _checked(engine: str, run: RunRequest, options: JobOptions) -> RunRequest:
     """Return the request as it is stored. Raises UsageError if no job can carry it out."""
     config = run.config
     check_job_config(engine, config)
-    if config.run.snapshot and options.nodes > 1 and run.command is None:
-        reason = "is not available for a training on several nodes; commit the code, and do not change it meanwhile"
-        raise UsageError.one("run.snapshot", reason, code="not-supported")
+    found = _find_engine(engine)
+    starts_ranks = run.command is None and found.starts_ranks(options.nodes)
+    if config.run.snapshot and starts_ranks:
+        reason = f"is not available for a training whose ranks {engine} starts"
+        advice = "commit the code, and do not change it meanwhile"
+        raise UsageError.one("run.snapshot", reason, advice, code="not-supported")
+    if config.queue.time_limit and starts_ranks and not found.requeues:
+        raise UsageError.one("queue.time_limit", f"is not available for a training on {engine}", code="not-supported")
     folder = run.resumed_folder
     if folder is not None and (record := read_run_record(folder)) is not None:
         require_no_open_job(folder, record.state)
     if run.command is not None:
         if _is_per_node(run):
-            argv = tuple(ENGINES[engine].per_node(run.command.argv))
+            argv = tuple(found.per_node(run.command.argv))
             run = replace(run, command=replace_fields(run.command, argv=argv))
         assert run.command is not None  # noqa: S101 (as before)
         raise_if_any(find_command_problems(run, run.command))
@@ -110,7 +116,7 @@ def check_job_config(engine: str, config: Config) -> None:
         raise UsageError.one("--gpus", f"{selection} names no number of GPUs", advice, code="missing-value")
     for key in ("after", "begin", "min_free"):
         if getattr(config.queue, key):
-            reason = f"is of the queue of this host; an option of {engine} follows --{engine}="
+            reason = f"is of the queue of this host, and not of {engine}"
             raise UsageError.one(f"queue.{key}", reason, code="not-supported")
 
 
@@ -127,9 +133,16 @@ def _script(engine: str, run: RunRequest, folder: Path, words: Sequence[str], op
     kept = without_options(typed, OWN_WORDS, OWN_OPTIONS)
     kept = [word for word in kept if not word.startswith(OWN_KEYS)]
     kept += ["--name", folder.name, "--resume"]
-    if "run.requeue" not in run.typed:
+    found = _find_engine(engine)
+    starts_ranks = command is None and found.starts_ranks(options.nodes)
+    if starts_ranks and gpus and found.rank_gpus:
+        kept = [word for word in without_options(kept, (), GPU_OPTIONS) if not word.startswith("device.gpus=")]
+        kept += ["--gpus", found.rank_gpus]
+    if found.requeues and "run.requeue" not in run.typed:
         kept.append("run.requeue=true")
-    if config.queue.time_limit and "queue.time_limit" not in run.typed and hours is None:
+    if not found.requeues and config.queue.time_limit:
+        kept.append(f"queue.time_limit={config.queue.time_limit:g}")
+    elif config.queue.time_limit and "queue.time_limit" not in run.typed and hours is None:
         # That of the job counts, which is requeued then.
         kept.append("queue.time_limit=0")
     if command is not None:
@@ -144,9 +157,9 @@ def _script(engine: str, run: RunRequest, folder: Path, words: Sequence[str], op
         command=job_line("run", "--headless", *kept),
         setup=[f"export GPUTRAIN_RUNS={shlex.quote(str(run.runs_dir))}"],
         nodes=options.nodes,
-        tasks_per_node=per_node if command is None and options.nodes > 1 else 0,
+        tasks_per_node=per_node if starts_ranks else 0,
         gpus=gpus,
-        cores=1 if options.nodes > 1 or command is not None else config.device.ranks,
+        cores=1 if starts_ranks or command is not None else config.device.ranks,
         time_limit_min=config.queue.time_limit,
         partition=options.partition,
         options=options.options,
@@ -164,7 +177,15 @@ def job_line(*words: str) -> str:
 def make_script(engine: str, request: JobRequest) -> str:
     """Return the script of a job. Raises UsageError."""
     try:
-        return ENGINES[engine].script(request)
+        return _find_engine(engine).script(request)
+    except BatchError as error:
+        raise UsageError.one("--on", str(error), code=error.code) from error
+
+
+def _find_engine(place: str) -> Engine:
+    """Return the batch system of a place. Raises UsageError."""
+    try:
+        return find_engine(place)
     except BatchError as error:
         raise UsageError.one("--on", str(error), code=error.code) from error
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from engine.batch.engine import BatchError, JobPhase, JobState
-from engine.batch.states import ENGINES, UnknownJobError, forget, job_state
+from engine.batch.states import UnknownJobError, find_engine, forget, job_state
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.codec import FileRecord, Meta, UnixTime, find_record, replace, write_record
 from engine.utils.errors import UsageError
@@ -26,8 +26,8 @@ MAX_JOB_BYTES = 1 << 14
 class SubmittedJob(FileRecord, frozen=True, kw_only=True):
     """Content of `job.json`. `phase` and `words` are how the job ended, once somebody has seen that."""
 
-    engine: Annotated[str, Meta(max_length=100)]
-    """The batch system: slurm."""
+    engine: Annotated[str, Meta(max_length=300)]
+    """The batch system: slurm, or ray:ADDRESS."""
     id: Annotated[str, Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
     """ID of the job there."""
     submitted_at: UnixTime
@@ -89,9 +89,11 @@ def view_job(folder: RunFolder, recorded: RunState) -> JobView | None:
 
 def require_no_open_job(folder: RunFolder, recorded: RunState) -> None:
     """Raise UsageError if the job of a run with this recorded state may still start it, unless this is in that job."""
-    job = read_job(folder)
-    if job is None or job.engine not in ENGINES or os.environ.get(ENGINES[job.engine].job_variable) == job.id:
+    if (job := read_job(folder)) is None:
         return
+    with suppress(BatchError):
+        if os.environ.get(find_engine(job.engine).job_variable) == job.id:
+            return
     view = view_job(folder, recorded)
     if view is not None and view.is_open:
         reason = f"has a job already: {view.message or view.state}"
@@ -102,10 +104,10 @@ def cancel_job(folder: RunFolder) -> str | None:
     """Cancel the job of a run that no process owns yet. Return what became of it, as the end of a sentence; None
     without such a job. Raises UsageError."""
     job = read_job(folder)
-    if job is None or job.phase is not None or job.engine not in ENGINES or folder.is_owned():
+    if job is None or job.phase is not None or folder.is_owned():
         return None
     try:
-        ENGINES[job.engine].cancel(job.id)
+        find_engine(job.engine).cancel(job.id)
     except BatchError as error:
         raise UsageError.one(folder.name, str(error), code=error.code) from error
     forget(job.engine)

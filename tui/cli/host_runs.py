@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import typer
 
 from engine.batch.states import ENGINES as BATCH_SYSTEMS
+from engine.batch.states import is_batch_system
 from engine.hosts.channel import (
     SSH_FAILED,
     START_MARKER,
@@ -84,15 +85,15 @@ def start_elsewhere(
     for option, is_set in (("--json", start.as_json), ("--dry-run", request.dry_run)):
         if is_set:
             raise UsageError.one("--on", f"cannot be combined with {option}", code="conflict")
-    if options.copy and place in BATCH_SYSTEMS:
+    if options.copy and is_batch_system(place):
         raise UsageError.one("--copy", "copies to a host; --snapshot keeps the code of a job", code="conflict")
     if request.problems:
         raise UsageError(request.problems)
     words, job = _without_place(sys.argv[2:]), JobOptions(options.nodes, options.partition, options.slurm or ())
-    if place not in BATCH_SYSTEMS and (options.print or job != JobOptions()):
+    if not is_batch_system(place) and (options.print or job != JobOptions()):
         option = "--print" if options.print else "--nodes, --partition, --slurm"
         raise UsageError.one(option, f"is for a job: --on {' or '.join(BATCH_SYSTEMS)}", code="no-effect")
-    if place in BATCH_SYSTEMS:
+    if is_batch_system(place):
         _submit(place, request, words, job, prints=options.print)
         return
     remote = RemoteRequest(

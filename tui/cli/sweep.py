@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from engine.batch.states import ENGINES as BATCH_SYSTEMS
+from engine.batch.states import is_batch_system
 from engine.runs.control import send_request
 from engine.runs.job import cancel_job
 from engine.runs.metrics import Better
@@ -209,7 +210,7 @@ def run(
 
 def _batch_system(place: PlaceOptions) -> str:
     """Return the batch system that runs the trials; "" for this host. Raises UsageError."""
-    if place.on not in (None, *BATCH_SYSTEMS):
+    if place.on is not None and not is_batch_system(place.on):
         reason = f"{printable(str(place.on))} is no batch system; sweeps start here or on {', '.join(BATCH_SYSTEMS)}"
         raise UsageError.one("--on", reason, code="not-supported")
     if place.on is None and place != PlaceOptions(slurm=place.slurm or None):

@@ -149,7 +149,7 @@ def test_print_submits_nothing(slurm: SlurmStandIn, monkeypatch: pytest.MonkeyPa
     (("--on", "slurm", "--ngpu", "0", "--copy"), "--snapshot keeps the code of a job"),
     (("--on", "lab1", "--nodes", "2"), "is for a job: --on slurm"),
     (("--nodes", "2"), "name the place with --on"),
-    (("--on", "slurm", "--ngpu", "0", "--nodes", "2", "--snapshot"), "not available for a training on several nodes"),
+    (("--on", "slurm", "--ngpu", "0", "--nodes", "2", "--snapshot"), "for a training whose ranks slurm starts"),
     (("--on", "slurm", "--ngpu", "0", "--begin", "now+2h"), "queue.begin: is of the queue of this host"),
 ])  # fmt: skip
 def test_what_no_job_can_do_is_refused(
