@@ -53,10 +53,9 @@ def make_message(
     """Return the message for an occasion. `record` is that of the run in `folder`; `host` is where it runs."""
     words, level = _TITLES[occasion]
     is_end = occasion in ("finished", "stopped", "failed", "crashed")
-    bottleneck, learning = (record.bottleneck, record.learning) if occasion in ("finished", "stopped") else (None, None)
+    bottleneck = record.bottleneck if occasion in ("finished", "stopped") else None
     lines = [
         sentence,
-        learning.message if learning else "",
         bottleneck.message if bottleneck else "",
         _progress(record, with_best=occasion != "finished"),
         _command(folder, resumes=is_end and occasion != "finished" and resumable),

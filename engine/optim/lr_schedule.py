@@ -101,14 +101,6 @@ def _cosine_anneal(start: float, end: float, fraction: float) -> float:
     return end + (start - end) / 2 * (1 + math.cos(math.pi * fraction))
 
 
-def rising_steps(schedule: ScheduleConfig, steps_per_epoch: int, epochs: int) -> int:
-    """Return the number of steps until the learning rate first reaches its peak. That of a user's schedule is unknown
-    and counts as none."""
-    if schedule.name == "onecycle":
-        return round(schedule.peak_at * steps_per_epoch * epochs)
-    return warmup_steps(schedule, steps_per_epoch)
-
-
 def schedule_length_problems(schedule: ScheduleConfig, steps_per_epoch: int, epochs: int) -> Iterator[Problem]:
     """Yield the problems of a schedule that depend on the steps per epoch: warmup or milestones beyond the run."""
     steps = steps_per_epoch * epochs

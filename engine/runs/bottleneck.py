@@ -1,4 +1,4 @@
-"""Diagnose the bottleneck of a run: data loading, a straggler, GPU throttling, too small steps, or compute.
+"""Diagnose the bottleneck of a run: data loading, a straggler, GPU throttling, or compute.
 
 `engine.runs.history` calls `diagnose` with the latest epochs; log, record and screen show the result. If an input is
 missing there is no diagnosis, because a wrong one is worse than none.
@@ -23,10 +23,6 @@ STRAGGLER_RATIO = 1.25  # seconds of data wait and forward passes, vs. the media
 STRAGGLER_WAIT_SHARE = 0.05  # share of the epoch that the other ranks spend waiting for it
 STRAGGLER_EPOCHS = 3  # consecutive epochs, or all epochs of a shorter session
 STRAGGLER_MIN_LOST_SECONDS = 0.5  # total over these epochs
-# Above this share of the step time that does not depend on the batch size, steps are too small.
-MAX_FIXED_COST_SHARE = 0.5
-# If the fixed cost exceeds this multiple of a full step, another process disturbed the measurement.
-MAX_STEP_NOISE_RATIO = 1.5
 # A GPU counts as throttled below this share of its maximum clock in this number of consecutive samples.
 MIN_FULL_CLOCK_SHARE = 0.95
 THROTTLE_MIN_SAMPLES = 3
@@ -76,19 +72,12 @@ def diagnose(
         )
     if throttled:
         return _throttling_bottleneck(started, throttled, epoch.time)
-    fixed = fixed_cost_share(started, epoch)
-    if fixed is None:
+    if positive_or_none(epoch.images_per_second) is None:
         return None
-    if fixed > MAX_FIXED_COST_SHARE:
-        if started.compiled:
-            # The fixed cost was measured without model.compile, which reduces it.
-            return None
-        message = f"too little work per step: {fixed:.0%} is fixed cost; increase data.batch_size"
-        return Bottleneck(BottleneckKind.SMALL_STEPS, message)
-    bound, advice = "GPU-bound", "lower precision or model.compile may help"
+    message = "GPU-bound: lower precision or model.compile may help"
     if set(started.devices) == {"cpu"}:
-        bound, advice = "CPU-bound", "a GPU, more cores or a smaller model would help"
-    return Bottleneck(BottleneckKind.COMPUTE, f"{bound}: {_enlarged_images_advice(started) or advice}")
+        message = "CPU-bound: a GPU, more cores or a smaller model would help"
+    return Bottleneck(BottleneckKind.COMPUTE, message)
 
 
 def valid_share(value: float | UnsetType | None) -> float | None:
@@ -123,41 +112,7 @@ def describe_efficiency(data_wait: float | None, mfu: float | None) -> str:
     return "   ".join(f"{name} {value:.0%}" for name, value in shares.items() if value is not None)
 
 
-def fixed_cost_share(started: RunStarted, epoch: EpochEvent) -> float | None:
-    """Return the share of the step time that does not depend on the batch size.
-
-    It is the intercept of a straight line through the full step and the step with `small_step_images` images. None if
-    one of them is unknown, if the images of the epoch are smaller, or if the small step was much slower than a full one
-    because another process disturbed it.
-    """
-    small_step_seconds, throughput = (
-        positive_or_none(started.small_step_seconds),
-        positive_or_none(epoch.images_per_second),
-    )
-    small_batch, batch_size = started.small_step_images, started.batch_size
-    if small_step_seconds is None or throughput is None or not 0 < small_batch < batch_size:
-        return None
-    if epoch.train_size != started.train_size:
-        return None
-    step_seconds = batch_size * started.world_size / throughput
-    fixed_seconds = (small_step_seconds * batch_size - step_seconds * small_batch) / (batch_size - small_batch)
-    if fixed_seconds > MAX_STEP_NOISE_RATIO * step_seconds:
-        return None
-    return min(max(fixed_seconds / step_seconds, 0.0), 0.99)
-
-
-def _enlarged_images_advice(started: RunStarted) -> str:
-    """Return the advice for small images that are enlarged to the default input; "" if they are not."""
-    edge, size = started.enlarged_edge, started.train_size
-    if not edge:
-        return ""
-    enlarged = f"images of about {edge} x {edge} pixels are enlarged to {size} x {size}"
-    return f"{enlarged}; set data.image_size={started.fitting_size}"
-
-
 def _data_wait_advice(started: RunStarted, wait_share: float) -> str:
-    if advice := _enlarged_images_advice(started):
-        return advice
     cheaper_images = "smaller images or fewer augmentations"
     if started.pipeline == "memory":
         return f"try {cheaper_images}"

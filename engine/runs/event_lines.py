@@ -77,13 +77,13 @@ def event_line(event: Event) -> str | None:
 def event_lines(event: Event, history: History) -> list[str]:
     """Return the log lines of an event that `history` already includes.
 
-    What keeps the run from learning and the bottleneck precede the end of the run. Devices and mean time of an epoch
+    The bottleneck precedes the end of the run. Devices and mean time of an epoch
     follow it, or precede it if the last line says how to continue.
     """
     lines = [event_line(event)]
     if isinstance(event, RunFinished):
         ends = event.state == "finished"
-        lines = [learning_line(history), bottleneck_line(history), *([] if ends else [speed_line(history)]), *lines]
+        lines = [bottleneck_line(history), *([] if ends else [speed_line(history)]), *lines]
         lines += [speed_line(history)] if ends else []
     return [line for line in lines if line is not None]
 
@@ -107,14 +107,6 @@ def bottleneck_line(history: History) -> str | None:
         return None
     figures = describe_efficiency(history.data_wait, history.mfu).replace("   ", ", ")
     return printable(f"{bottleneck.message} ({figures})")
-
-
-def learning_line(history: History) -> str | None:
-    """Return what keeps a run that finished or was stopped from learning well, as a log line; None if nothing does."""
-    learning, finished = history.learning, history.finished
-    if learning is None or finished is None or finished.state == "failed":
-        return None
-    return printable(learning.message)
 
 
 def _format_event(event: Event) -> str | None:

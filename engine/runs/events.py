@@ -119,13 +119,8 @@ class RunStarted(SessionStarted, frozen=True, kw_only=True, tag="run_started"):
     """Batch size per rank."""
     cores: Count
     """CPU cores per rank."""
-    small_step_seconds: Seconds | UnsetType = UNSET
-    """Duration of one forward and backward pass of `small_step_images` images on rank 0, measured without
-    model.compile; absent if unknown."""
-    small_step_images: Count
-    """Number of images in the pass of `small_step_seconds`."""
     train_size: Count
-    """Side of the largest training images in pixels, those of the pass of `small_step_seconds`."""
+    """Side of the largest training images in pixels."""
     compiled: bool
     """Whether the model is compiled (`model.compile`)."""
     flops: Finite | UnsetType = UNSET
@@ -138,14 +133,6 @@ class RunStarted(SessionStarted, frozen=True, kw_only=True, tag="run_started"):
     """What `workers` counts: threads or processes."""
     precision: str
     """Precision and memory format, as text."""
-    enlarged_edge: Count
-    """Shorter edge in pixels of the median image file, if the default input is more than twice as large; else 0."""
-    fitting_size: Count
-    """The `data.image_size` to advise for images of `enlarged_edge`; 0 without."""
-    guessing_loss: Finite | UnsetType = UNSET
-    """Mean training loss of a model that gives each class the same probability; absent for the user's own loss."""
-    warmup_steps: Count | UnsetType = UNSET
-    """Steps until the learning rate first reaches its peak."""
     start_method: str
     """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in a dry run."""
     monitor: str = DEFAULT_MONITOR

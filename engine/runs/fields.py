@@ -122,7 +122,6 @@ ROW_FIELDS: Mapping[str, Field] = {
         Field("phase", FieldKind.TEXT, lambda row: row.record.phase or None),
         Field("message", FieldKind.TEXT, lambda row: row.message),
         Field("bottleneck", FieldKind.TEXT, lambda row: row.record.bottleneck and row.record.bottleneck.message),
-        Field("learning", FieldKind.TEXT, lambda row: row.record.learning and row.record.learning.message),
         Field("foreign", FieldKind.FLAG, lambda row: row.foreign is not None),
         Field("diverged", FieldKind.FLAG, lambda row: row.shown_state == DIVERGED),
         Field("live", FieldKind.FLAG, lambda row: row.live),

@@ -45,10 +45,9 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.folder import RunState, final_state
-from engine.runs.learning import LearningCurve, diagnose_learning
 from engine.runs.metrics import Metric, values_of
 from engine.runs.monitor import monitor_of
-from engine.runs.records import Bottleneck, CodeSummary, Learning
+from engine.runs.records import Bottleneck, CodeSummary
 from engine.runs.run_record import RunRecord
 from engine.utils.codec import or_none, replace
 from engine.utils.text import pluralize
@@ -133,8 +132,6 @@ def mean_epoch_seconds(epochs: Sequence[EpochEvent]) -> float | None:
 # Events of the ranks are recorded up to seconds after later ones of the supervisor.
 CLOCK_STEP_SECONDS = 10.0
 MAX_ETA_SECONDS = 1e12
-NON_FINITE = "non-finite"
-"""Code of a failure at a loss that is not finite, that of `NonFiniteLossError`."""
 
 
 @dataclass
@@ -312,14 +309,6 @@ class History:
         return diagnose(self.started, session[-STRAGGLER_EPOCHS:], self.throttling)
 
     @property
-    def learning(self) -> Learning | None:
-        """What keeps the run from learning well; None if unknown."""
-        if self.started is None:
-            return None
-        nonfinite = any(failure.code == NON_FINITE for failure in self.failures)
-        return diagnose_learning(LearningCurve(self.started, self.epochs, nonfinite))
-
-    @property
     def full_session_epochs(self) -> list[EpochEvent]:
         """Epochs that this session trained from start to end."""
         return fully_trained_epochs(self.started, self.epochs[self._session_epochs :])
@@ -393,7 +382,6 @@ class History:
             current_epoch=self.current_epoch,
             phase=self.phase if state.live else "",
             bottleneck=self.bottleneck,
-            learning=self.learning,
             seconds_per_epoch=mean_epoch_seconds(self.full_session_epochs),
             started_at=self.session_time,
             updated_at=self._latest_time or None,

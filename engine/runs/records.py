@@ -129,34 +129,15 @@ class BottleneckKind(StrEnum):
     DATA = "waiting for data"
     STRAGGLER = "waiting for a slow rank"
     THROTTLED = "slowed down"
-    SMALL_STEPS = "too little work a step"
     COMPUTE = "compute-bound"
+    # Records of earlier versions have it.
+    SMALL_STEPS = "too little work a step"
 
 
 class Bottleneck(Record, frozen=True):
     """Diagnosis of a run: the kind, and one sentence with the advice."""
 
     kind: BottleneckKind
-    message: str
-
-
-class LearningFault(StrEnum):
-    """What keeps a run from learning well. The values are part of the `summary.json` format."""
-
-    DIVERGED = "diverged"
-    OVERFITTING = "overfitting"
-    # Records of earlier versions have these.
-    LR_AT_END = "learning rate at its end"
-    ONE_CLASS = "one class only"
-    FLAT = "no progress"
-    SLOW = "learning rate too low"
-    ABOVE_GUESSING = "worse than guessing"
-
-
-class Learning(Record, frozen=True):
-    """Diagnosis of how a run learns: the fault, and one sentence with the advice."""
-
-    fault: LearningFault
     message: str
 
 

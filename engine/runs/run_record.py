@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 from engine.foreign.activity import Activity
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import METRIC_PREFIX, METRICS, ODD_PREFIX, OWN_GROUPS, Unit
-from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, Learning, LearningFault, RankDevice
+from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, RankDevice
 from engine.utils.codec import (
     ENTRIES,
     Count,
@@ -73,8 +73,6 @@ class RunFields(Record, frozen=True):
 
     bottleneck: Bottleneck | None = None
     """What limits the run, see `engine.runs.bottleneck`."""
-    learning: Learning | None = None
-    """What keeps the run from learning well, see `engine.runs.learning`."""
 
     seconds_per_epoch: Seconds | None = None
     """Mean duration of the epochs that the latest session trained from start to end, in seconds."""
@@ -155,10 +153,7 @@ class RunRecord(RunFields, frozen=True):
 
     @property
     def divergence(self) -> str:
-        """Why the run learned nothing that lasts: it diverged, or its last loss is not finite; "" if neither."""
-        if self.learning is not None and self.learning.fault is LearningFault.DIVERGED:
-            return self.learning.message
-        # A training ends at a loss that is not finite, a command need not.
+        """Which last loss of a command is not finite, as a sentence; "" if none. A training ends at such a loss."""
         lost = {key: name for key, name in self.metric_names.items() if key in LOSSES and self.values.get(key) is None}
         lost |= {
             key: key.removeprefix(METRIC_PREFIX)

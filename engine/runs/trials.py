@@ -92,7 +92,6 @@ def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
             best.record,
             values=values | {"seconds": sum(row.record.seconds for row in trials)},
             bottleneck=None,
-            learning=None,
             phase="",
             started_at=max(starts, default=None),
             updated_at=max(updates, default=None),

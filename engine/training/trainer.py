@@ -21,7 +21,6 @@ from torch.distributed import Store
 from engine.config.monitor import monitored_name
 from engine.config.precision import AmpChoice, describe_precision
 from engine.config.tasks import task_facts
-from engine.data.checks import enlarged_edge, fitting_size
 from engine.data.device import InputPipeline
 from engine.data.plan import uses_threads
 from engine.data.sampler import DistributedBatchSampler
@@ -31,7 +30,6 @@ from engine.distributed.parallel import wrap_model
 from engine.distributed.process_group import join_process_group
 from engine.distributed.rank_env import RankInfo
 from engine.models.factory import weight_bytes
-from engine.optim.lr_schedule import rising_steps
 from engine.optim.param_groups import count_parameters
 from engine.runs.evaluations import EvaluationFile
 from engine.runs.events import EpochEvent, PhaseChanged, RunResumed, RunStarted, WarningEvent
@@ -221,7 +219,6 @@ class Trainer:
         """Return the event that describes the run."""
         data, model, sampler = self.data, self.model, self.data.sampler
         name = self.job.folder.name if self.job.folder else (self.config.run.name or "")
-        edge, guessing = enlarged_edge(self.config, self.data.source), self.model.task.guessing_loss()
         return RunStarted(
             format=FORMAT,
             name=name,
@@ -256,13 +253,7 @@ class Trainer:
             pipeline_auto=self.config.data.pipeline == "auto",
             batch_size=sampler.batch_size,
             cores=self.job.plan.threads_per_rank,
-            small_step_seconds=self.warmup.step_seconds,
-            small_step_images=self.warmup.batch_size,
             train_size=data.image_format.size,
-            guessing_loss=guessing if guessing is not None else UNSET,
-            warmup_steps=rising_steps(self.config.schedule, sampler.steps_per_epoch, self.config.run.epochs),
-            enlarged_edge=edge,
-            fitting_size=fitting_size(self.config, edge),
             compiled=self.config.model.compile,
             input=", ".join(filter(None, (data.image_format.describe(), self.job.input_source))),
             flops=self.warmup.flops_by_size[data.image_format.size],

@@ -1,4 +1,4 @@
-"""Warmup steps before training: build DDP's gradient buckets, check that the model can train, and time a step.
+"""Warmup steps before training: build DDP's gradient buckets, and check that the model can train.
 
 `trainer` runs the `Warmup`; the state of the model is the same after it.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from engine.utils.codec import UNSET, UnsetType
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names, pluralize
 
-TIMED_STEPS = 4
 MAX_FLOPS_BATCH_SIZE = 2
 # CUDA graphs are captured in the second step and replayed from the third on.
 COMPILE_WARMUP_STEPS = 3
@@ -39,16 +37,13 @@ COMPILE_WARMUP_STEPS = 3
 
 @dataclass(frozen=True)
 class WarmupResult:
-    """Measurements of the warmup steps on `batch_size` images.
+    """Floating-point operations of the model, and the peak of its GPUs.
 
-    `step_seconds` is the fastest forward and backward pass at the largest size of the training images;
-    `flops_by_size` maps each size to the floating-point operations of both for one image, on rank 0; `peak_tflops` is
-    the peak of all GPUs of the run together. The last two are UNSET on the CPU, the operations also on other ranks, and
-    the peak also for a GPU that `engine.gpus.peak_flops` does not list.
+    `flops_by_size` maps each size of the training images to the operations of a forward and backward pass of one image,
+    on rank 0; `peak_tflops` is the peak of all GPUs of the run together. Both are UNSET on the CPU, the operations also
+    on other ranks, and the peak also for a GPU that `engine.gpus.peak_flops` does not list.
     """
 
-    step_seconds: float
-    batch_size: int
     flops_by_size: dict[int, float | UnsetType]
     peak_tflops: float | UnsetType
 
@@ -86,7 +81,7 @@ class Warmup:
         return result
 
     def _measure(self) -> WarmupResult:
-        """Check that the model can train on a small batch, time its step, and count its operations on rank 0.
+        """Check that the model can train on a small batch, and count its operations on rank 0.
 
         Raises UsageError. A collective.
         """
@@ -94,8 +89,6 @@ class Warmup:
         # cuDNN keeps its choice for a shape, so batches of the size of the training are benchmarked at once.
         with _cudnn_heuristics() if batch_size < self._data.sampler.batch_size else nullcontext():
             self._first_step(batch_size)
-            # The first of them is not representative: DDP's rebuilt buckets are used for the first time.
-            seconds = min(self._timed_step(batch_size) for _ in range(TIMED_STEPS))
             flops: dict[int, float | UnsetType] = dict.fromkeys(sizes, UNSET)
             peak: float | UnsetType = UNSET
             if self._device.type == "cuda":
@@ -103,7 +96,7 @@ class Warmup:
                 if self._data.sampler.rank == 0 or is_user_code(self._config.model.name):
                     flops = {size: self.count_flops(size) for size in sizes}
                 peak = self._total_peak_tflops()
-        return WarmupResult(seconds, batch_size, flops, peak)
+        return WarmupResult(flops, peak)
 
     def _first_step(self, batch_size: int) -> None:
         """Raise UsageError if the model cannot train on a batch of this size."""
@@ -132,13 +125,6 @@ class Warmup:
         # `check_model` has called the model in evaluation mode.
         check_logits(self._config.model.name, logits, batch_size, self._data.num_classes, training=True)
         logits.float().sum().backward()
-
-    def _timed_step(self, batch_size: int) -> float:
-        _synchronize(self._device)
-        start = time.perf_counter()
-        self._forward_backward(batch_size)
-        _synchronize(self._device)
-        return time.perf_counter() - start
 
     def count_flops(self, size: int | None = None) -> float | UnsetType:
         """Return the floating-point operations of one image, forward and backward; UNSET if they cannot be counted.
@@ -253,8 +239,3 @@ def _cudnn_heuristics() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

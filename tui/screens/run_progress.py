@@ -264,9 +264,6 @@ def _state_lines(status: RunStatus, snapshot: RunSnapshot, console: Console) -> 
     elif row.message and row.state != RunState.FINISHED:
         is_problem = row.live and row.state != RunState.WAITING
         notes.append((row.message, WARNING if is_problem else MUTED))
-    # What keeps the run from learning well.
-    if row.record.learning is not None:
-        notes.append((row.record.learning.message, WARNING))
     wrapped = [part for text, style in notes for part in wrap_text(Text(printable(text), style), status.width - 2)]
     return [Text.assemble(" ", part, no_wrap=True, end="") for part in wrapped[:MAX_FAILURE_LINES]]
 

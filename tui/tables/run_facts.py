@@ -56,7 +56,7 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
         "data": _images(record),
         "parameters": ", ".join(f"{key}={as_text(value)}" for key, value in record.command_parameters.items()),
         "limit": "" if record.bottleneck is None else record.bottleneck.message,
-        "learning": record.divergence if record.learning is None else record.learning.message,
+        "diverged": record.divergence,
         "devices": record.devices.removeprefix("the "),
         "on CPU": record.cpu_fallback,
         "host": record.host,

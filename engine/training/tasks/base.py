@@ -96,10 +96,6 @@ class Task(ABC):
         """Return targets as the model predicts them before `activate`."""
         return targets
 
-    def guessing_loss(self) -> float | None:
-        """Return the mean training loss of a model that predicts the same for every image; None if unknown."""
-        return None
-
     @abstractmethod
     def activate(self, logits: Tensor) -> Tensor:
         """Return the predictions of logits of any dtype: probabilities, or numbers in their own unit; N x outputs,

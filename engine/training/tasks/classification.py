@@ -5,8 +5,6 @@ Targets are class indices (N int64), with mixup and CutMix class probabilities (
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -62,23 +60,6 @@ for index in outputs.argsort()[::-1][:5]:
     def _plain_loss(self) -> Criterion:
         # As in timm's train.py, which compares runs of different losses, label smoothing and class weights.
         return lambda logits, targets: F.cross_entropy(logits.float(), targets)
-
-    def guessing_loss(self) -> float | None:
-        """Return the mean training loss of equal probabilities for all classes; None if unknown.
-
-        Soft targets of mixup, cutmix and label smoothing give 1/N for each class in the mean, as labels do. Only the
-        squared error depends on how they are spread.
-        """
-        share, augment, loss = 1 / self.num_outputs, self.config.augment, self.config.loss
-        if self.loss_name == "cross_entropy":
-            return math.log(self.num_outputs)
-        if self.loss_name == "focal":
-            return math.pow(1 - share, loss.focal_gamma) * math.log(self.num_outputs)
-        if self.loss_name == "bce" and self.num_outputs > 1:
-            return -share * math.log(share) - (1 - share) * math.log(1 - share)
-        if self.loss_name == "mse" and not (augment.mixup or augment.cutmix):
-            return (1 - loss.label_smoothing) ** 2 * share * (1 - share)
-        return None
 
     def activate(self, logits: Tensor) -> Tensor:
         """Return the probability of each class."""

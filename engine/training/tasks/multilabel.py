@@ -56,13 +56,6 @@ for name, probability, threshold in zip(classes, outputs, task["thresholds"]):
     def _plain_loss(self) -> Criterion:
         return lambda logits, targets: F.binary_cross_entropy_with_logits(logits.float(), targets)
 
-    def guessing_loss(self) -> float | None:
-        """Return the binary cross-entropy of the frequency of each label."""
-        if self.loss_name != "bce" or self.config.loss.class_weights == "balanced":
-            return None
-        share = torch.from_numpy(self._training_labels().mean(0, dtype=np.float64))
-        return F.binary_cross_entropy(share, share).item()
-
     def activate(self, logits: Tensor) -> Tensor:
         """Return the probability of each label."""
         return logits.float().sigmoid()

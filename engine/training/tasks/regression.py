@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.config.user_code import is_user_code
 from engine.data.sources.base import Labels
 from engine.training.metrics import Evaluation
 from engine.training.tasks.base import TIE_MARGIN, Criterion, Outputs, Task, TaskState
@@ -62,13 +61,6 @@ for name, number in zip(classes, outputs):
     def scaled(self, targets: Tensor) -> Tensor:
         """Return numbers in units of their standard deviation from their mean."""
         return (targets - self.mean) / self.std
-
-    def guessing_loss(self) -> float | None:
-        """Return the training loss of the mean."""
-        if is_user_code(self.loss_name):
-            return None
-        numbers = torch.from_numpy(self._training_labels()).to(self.device)
-        return self.loss(torch.zeros_like(numbers), numbers).item()
 
     def activate(self, logits: Tensor) -> Tensor:
         """Return the numbers in their own unit."""

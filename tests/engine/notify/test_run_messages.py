@@ -96,7 +96,7 @@ def run(tmp_path: Path) -> ObservedRun:
 
 
 def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: ObservedRun) -> None:
-    started = replace(make_run_started(START), small_step_seconds=0.001, small_step_images=2, batch_size=64)
+    started = replace(make_run_started(START), batch_size=64)
     assert run.poll(events=(started, make_step(5, time=START + 1))) == []
     run.record(replace(make_epoch(1, time=START + 2), data_wait=0.5), FINISHED)
     (message,) = run.take()

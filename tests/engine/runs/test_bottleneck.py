@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.runs.bottleneck import BottleneckKind, fixed_cost_share, model_flops_utilization
+from engine.runs.bottleneck import BottleneckKind, model_flops_utilization
 from engine.runs.events import EpochEvent, Event, GpuEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import History, history_from_events
@@ -18,7 +18,6 @@ from engine.runs.records import GpuSample
 from engine.runs.run_record import stored_form
 from engine.training.train import run_training
 from engine.utils.codec import encode
-from support.data.photo_folder import write_photo_folder
 from support.gputrain_command import Gputrain
 from support.replace import replace
 from support.runs.event_factories import make_epoch
@@ -68,17 +67,6 @@ def test_bottleneck_is_data_for_slow_transform(tmp_path: Path) -> None:
     assert summary["bottleneck"] == {"kind": "waiting for data", "message": message}
 
 
-def test_run_started_contains_size_of_enlarged_images(tmp_path: Path) -> None:
-    photos = write_photo_folder(tmp_path / "photos")
-    sizes = []
-    for image_size in ("null", "48"):
-        overrides = [f"data.path={photos}", "data.batch_size=4", "model.name=linear", f"data.image_size={image_size}"]
-        with single_rank_trainer("data.dataset=folder", *overrides) as fit:
-            started = fit.run_started()
-        sizes.append((started.train_size, started.enlarged_edge, started.fitting_size))
-    assert sizes == [(224, 20, 20), (48, 0, 0)]
-
-
 def test_bottleneck_is_compute_for_ordinary_cpu_run() -> None:
     history = train_history("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
     assert kind(history) is BottleneckKind.COMPUTE, history.bottleneck
@@ -99,16 +87,6 @@ def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -
 
 
 # Recorded events.
-
-
-@pytest.mark.parametrize("fields", [{}, {"devices": ["cpu"] * 4}])
-@pytest.mark.parametrize("data_wait", [0.01, 0.34])
-def test_bottleneck_names_size_of_enlarged_images(data_wait: float, fields: dict[str, Any]) -> None:
-    epoch = make_timed_epoch(data_wait=data_wait)
-    small = {"train_size": 224, "enlarged_edge": 28, "fitting_size": 32}
-    advice = "images of about 28 x 28 pixels are enlarged to 224 x 224; set data.image_size=32"
-    assert bottleneck_message(make_gpu_run_started(**fields, **small), replace(epoch, train_size=224)).endswith(advice)
-    assert "data.image_size" not in bottleneck_message(make_gpu_run_started(**fields), epoch)
 
 
 def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
@@ -213,25 +191,6 @@ def test_bottleneck_blames_throttled_gpu_for_straggler() -> None:
     assert bottleneck_message(make_gpu_run_started(), *gpu_events((70, 75, 80), "thermal", gpu=1), slow).startswith(
         "waiting for rank 2 (GPU-2)"
     )
-
-
-def test_fixed_cost_share_is_step_time_without_images() -> None:
-    # A step takes 2 ms plus 0.1 ms per image: 8.4 ms with 64 images per rank, on each of four ranks.
-    line = make_timed_epoch(images_per_second=4 * 64 / 0.0084)
-    assert fixed_cost_share(make_gpu_run_started(small_step_seconds=0.0022), line) == pytest.approx(2 / 8.4)
-    assert fixed_cost_share(make_gpu_run_started(small_step_seconds=0.0087), line) == 0.99
-    assert fixed_cost_share(make_gpu_run_started(small_step_seconds=0.1), line) is None, "the measurement was disturbed"
-    assert fixed_cost_share(make_gpu_run_started(small_step_seconds=1e-5), line) == 0
-    assert bottleneck_message(make_gpu_run_started(small_step_seconds=0.008), make_timed_epoch()) == (
-        "too little work per step: 61% is fixed cost; increase data.batch_size"
-    )
-
-
-def test_bottleneck_treats_fixed_cost_of_compiled_model_as_upper_bound() -> None:
-    assert bottleneck_message(
-        make_gpu_run_started(small_step_seconds=0.001, compiled=True), make_timed_epoch()
-    ).startswith("GPU-bound")
-    assert bottleneck_message(make_gpu_run_started(small_step_seconds=0.008, compiled=True), make_timed_epoch()) == ""
 
 
 def test_mfu_counts_all_gpus() -> None:

@@ -114,10 +114,10 @@ def make_rank_timings(*ranks: tuple[float, float], seconds: float = 10.0) -> lis
 
 
 def make_gpu_run_started(**fields: Any) -> RunStarted:
-    """Start event of a run on four GPUs with 64 images per rank and a fixed cost of 1 ms per step."""
+    """Start event of a run on four GPUs with 64 images per rank."""
     defaults = {
         "world_size": 4, "devices": [f"GPU-{rank}" for rank in range(4)], "ranks": GPU_RANK_INFO, "batch_size": 64,
-        "cores": 8, "workers": 2, "pipeline": "stream", "small_step_seconds": 0.001, "small_step_images": 2,
+        "cores": 8, "workers": 2, "pipeline": "stream",
     }  # fmt: skip
     return replace(make_run_started(), **defaults | fields)
 

@@ -52,11 +52,6 @@ def test_loss_is_that_of_torch_on_scaled_numbers(name: str, function: object) ->
     assert torch.equal(regression(f"loss.name={name}").loss(LOGITS, NUMBERS), function(LOGITS, scaled))
 
 
-def test_loss_of_guessing_is_that_of_the_mean_of_the_training_images() -> None:
-    # One of the two numbers is the same for all images.
-    assert [regression(f"loss.name={name}").guessing_loss() for name in ("mse", "huber")] == [0.5, 0.25]
-
-
 def test_equal_numbers_are_not_scaled_by_the_rounding_of_their_mean() -> None:
     numbers = np.full((241, 1), 0.1, np.float32)
     config = resolve_config(None, ["task.name=regression", *TABLE]).config
