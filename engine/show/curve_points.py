@@ -11,7 +11,6 @@ from engine.foreign.points import Point, Points
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.journal_source import journal_run
-from engine.runs.metric_rules import renaming_of
 
 POINT_FIELDS = ("metric", "step", "epoch", "time", "value")
 
@@ -28,7 +27,7 @@ def read_points(run: OpenedRun) -> Iterator[Point]:
 
 
 def _read_logs(run: ForeignRun) -> list[Points]:
-    follower, logs = RunFollower(run, renaming_of(run)), [Points() for _ in run.logs]
+    follower, logs = RunFollower(run), [Points() for _ in run.logs]
     num_read: list[int] = []
     while True:
         readings = follower.poll()
