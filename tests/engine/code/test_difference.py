@@ -34,18 +34,20 @@ def test_runs_of_the_same_code_have_no_difference(root: Path) -> None:
     assert difference(make_run(root, "a"), make_run(root, "b")) is None
 
 
-def test_difference_is_that_of_the_two_states(root: Path) -> None:
+def test_difference_is_that_of_what_was_recorded_since_the_commits(root: Path) -> None:
     write_files(root, train__py="lr = 2\n", old__py="o\n", notes__txt="of a run\n")
     first = make_run(root, "a")
     git(root, "add", "train.py")
     git(root, "commit", "--quiet", "--message", "second")
     (root / "old.py").unlink()
-    write_files(root, train__py="lr = 3\n", new__py="x")
-    text = difference(first, make_run(root, "b"))
+    write_files(root, train__py="lr = 3\n", new__py="x\n")
+    second = make_run(root, "b")
+    root.rename(root.parent / "moved")
+    text = difference(first, second)
     assert text is not None and "a" in text.title and "b" in text.title
     assert text.lines[0].startswith("commit ")
-    # What was committed between the runs is no difference, and nor is what runs write.
-    assert {"-lr = 2", "+lr = 3", "+x", "-o"} <= {*text.lines} and "-lr = 1" not in text.lines
+    assert {"-+lr = 2", "++lr = 3", "+x", "-o"} <= {*text.lines}
+    # What runs write is no difference.
     assert not any("notes.txt" in line for line in text.lines)
 
 
@@ -61,46 +63,6 @@ def test_comparison_writes_nothing_to_the_repository_and_leaves_nothing(
     before = file_contents(root)
     assert difference(first, second) is not None
     assert file_contents(root) == before and not [*(tmp_path / "temporary").iterdir()]
-
-
-def test_without_the_repository_the_recorded_changes_are_compared(root: Path) -> None:
-    write_files(root, train__py="lr = 2\n")
-    first = make_run(root, "a")
-    write_files(root, train__py="lr = 3\n", new__py="x\n")
-    second = make_run(root, "b")
-    root.rename(root.parent / "moved")
-    text = difference(first, second)
-    assert text is not None and str(root) in text.lines[0] and "recorded" in text.lines[1]
-    assert {"-+lr = 2", "++lr = 3", "+x"} <= {*text.lines}
-
-
-def test_repository_is_not_read_for_runs_of_other_users(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = make_run(root, "a")
-    write_files(root, train__py="lr = 2\n")
-    second = make_run(root, "b")
-    monkeypatch.setattr(RunFolder, "is_own", False)
-    text = difference(first, second)
-    assert text is not None and "other users" in text.lines[0] and "+lr = 2" in "".join(text.lines)
-
-
-def test_diff_of_an_unknown_form_or_with_paths_that_lead_out_is_compared_as_it_is_recorded(root: Path) -> None:
-    first = make_run(root, "a")
-    write_files(root, train__py="lr = 2\n")
-    second = make_run(root, "b")
-    record = read_code_record(second)
-    assert record is not None
-    for path in ("../outside.py", ".git/hooks/post-checkout", "/tmp/outside.py"):
-        header = f"diff --git a/{path} b/{path}\n"
-        patch = f"{header}new file mode 100755\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
-        (second.code / "changes.patch").write_text(patch)
-        write_record(
-            second.code / "code.json",
-            replace(record, digests=replace(record.digests, changed={path: "1"})),
-            private=True,
-        )
-        text = difference(first, second)
-        assert text is not None and any("recorded" in line for line in text.lines)
-        assert not (root.parent / "outside.py").exists() and not (root / ".git" / "hooks" / "post-checkout").exists()
 
 
 def test_link_in_a_recorded_diff_is_not_followed(root: Path) -> None:
@@ -129,7 +91,7 @@ def test_unusual_names_and_contents_are_compared(root: Path) -> None:
         (root / name).write_bytes(b"" if name == "empty.py" else b"a\r\nb")
     git(root, "add", "empty.py", "tab\t.py")
     text = difference(first, make_run(root, "b"))
-    assert text is not None and text.lines.count("+b") == 4
+    assert text is not None and text.lines.count("+b") == 3 and "++b" in text.lines
 
 
 def test_difference_is_bounded_and_escaped(root: Path) -> None:
