@@ -144,6 +144,7 @@ _TABLE = (
     Key("e", "charts", "Choose the charts.", "charts", CHOOSE),
     Key("B", "baseline", "Show the differences from this run; again, undo that.", "baseline"),
     Key("pagedown", "more charts", "Show the charts of more metrics; page up goes back.", "page_charts(1)", CHOOSE),
+    Key("i", "metrics", "Show how the output is read; rename or hide a metric, or plot over it.", "metrics", CHOOSE),
     Key("x", "x axis", "Plot over epochs, steps, images or hours, as far as the run has them.", "x_axis"),
     Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth"),
     Key("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale"),
@@ -202,7 +203,7 @@ _VIEW = "x_axis smooth log_scale whole_range zoom(0.5) zoom(2.0) zoom_all"
 _MOVES = "sideways(-1) sideways(1) pan(-0.25) pan(0.25)"
 RUN_KEYS = screen_keys(
     "stop resume pause charts details processes full log confusion again checkpoint page_charts(1)"
-    f" {_VIEW} profile archive next_panel(1)",
+    f" {_VIEW} profile metrics archive next_panel(1)",
     _MOVES,
 )
 PROFILE_KEYS = screen_keys("profile")

@@ -57,10 +57,12 @@ def state_style(row: RunRow) -> str:
 
 
 def epochs_text(row: RunRow) -> str:
-    """Return how far a run is, of a command its last step."""
+    """Return how far a run is, of a sweep the number of its trials, and of a command its last step."""
     if row.record.command:
         step = row.record.values.get("step")
         return UNKNOWN if step is None else f"step {step}"
+    if row.trials:
+        return f"{row.trials} trials"
     planned = row.record.count("total_epochs") or (row.record.config or {}).get("run.epochs", "?")
     return f"{row.record.count('epochs')}/{planned}"
 

@@ -81,7 +81,8 @@ def _compare(first: StoredCode, second: StoredCode) -> list[str]:
     lines = []
     if before.commit != after.commit:
         lines.append(f"commit {after.commit or 'none'} in place of {before.commit or 'none'}")
-        lines.append(f"`git diff {before.commit} {after.commit}` shows what was committed; what was not, differs by:")
+        if before.commit and after.commit:
+            lines.append(f"`git diff {before.commit} {after.commit}` shows what was committed. Uncommitted changes:")
     unstored = before.skipped.keys() | after.skipped.keys()
     differing = (path for path in sorted(unstored) if before.changed.get(path) != after.changed.get(path))
     lines += [f"{path}: differs, and is not stored" for path in differing]

@@ -29,6 +29,7 @@ from engine.foreign import (
 )
 from engine.foreign.parameters import Parameters, read_parameters
 from engine.foreign.reading import NO_CHOICE, POLL_BYTES, UNREAD, ColumnChoice, Listing, Log, Reading, list_folder
+from engine.foreign.renaming import AS_LOGGED, RenamedLog, Renaming
 from engine.utils.errors import UsageError
 from engine.utils.files import is_file, is_folder
 from engine.utils.text import printable
@@ -309,10 +310,11 @@ class RunFollower:
     are read once more.
     """
 
-    def __init__(self, run: ForeignRun) -> None:
+    def __init__(self, run: ForeignRun, renaming: Renaming = AS_LOGGED) -> None:
         self._logs, self._key, self._labels = run.logs, run.metric_key, _labels(run)
         self._sources = [log.open() for log in run.logs]
         self._last = [UNREAD for _ in run.logs]
+        self._renamed = [RenamedLog(renaming) for _ in run.logs]
         self._owners: dict[str, int] = {}
         self._shared: set[str] = set()
         """Names that logs of one format share."""
@@ -342,6 +344,8 @@ class RunFollower:
             if len(self._logs) > 1:
                 starts_over = self._choose_points(index, reading) or starts_over
             readings.append(reading)
+        for renamed, reading in zip(self._renamed, readings, strict=True):
+            renamed.apply(reading)
         if self._starts_over:
             # The next poll reads all once more.
             readings[-1].total_bytes += 1

@@ -23,6 +23,7 @@ from engine.foreign.points import Points, StepAxes
 from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, UNIX_TIMES, Reading
 from engine.foreign.restarts import restart_note
 from engine.runs.foreign_record import metric_keys
+from engine.runs.metric_rules import renaming_of
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, format_metric
 from engine.runs.monitor import monitor_of
 from engine.runs.series import (
@@ -446,7 +447,7 @@ class CurveReader:
         """Whether a log says that the run has ended."""
         self.has_more = True
         """Whether there may be more to read now."""
-        self._follower = RunFollower(run)
+        self._follower = RunFollower(run, renaming_of(run))
         self._read_bytes: list[int] = []
         self._parameters: Parameters | None = None
 

@@ -56,8 +56,8 @@ class Query:
     predicates: tuple[Predicate, ...]
     """The condition of each word."""
     fields: frozenset[str] = frozenset()
-    """Names of the fields with a condition. With `archived`, archived runs are listed. With `age`, the runs that match
-    change with time."""
+    """Names of the fields with a condition. With `archived`, archived runs are listed, and with `sweep`, its trials one
+    by one. With `age`, the runs that match change with time."""
 
     def matches(self, row: RunRow) -> bool:
         """Whether a run meets all conditions."""

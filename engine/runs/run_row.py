@@ -42,8 +42,9 @@ class RunRow(NamedTuple):
     `state` is the state now, which that of the record is only while its owner lives. `message` says why the run waits
     or ended, why its files are `unreadable`, or why a live run records nothing. `foreign` is why other users can change
     the run, None if they cannot. `tags`, `note` and `archived` are the labels of the run. `sweep` is the sweep that the
-    run is a trial of, "" if it is none. `formats` are those of the logs of a run of another program
-    (`engine.runs.foreign_record`), and in a comparison also of the metrics of a command.
+    run is a trial of, "" if it is none. A row that stands for a sweep has `trials`, their number
+    (`engine.runs.trials`). `formats` are those of the logs of a run of another program (`engine.runs.foreign_record`),
+    and in a comparison also of the metrics of a command.
 
     `has_open_job`: no process owns the run, but its job in a batch system may start it again.
 
@@ -61,6 +62,7 @@ class RunRow(NamedTuple):
     note: str = ""
     archived: bool = False
     sweep: str = ""
+    trials: int = 0
     formats: tuple[str, ...] = ()
     problem: str | None = None
     has_open_job: bool = False

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import is_, itemgetter
 from typing import Any
 
@@ -27,6 +27,7 @@ from engine.runs.metrics import NO_METRICS
 from engine.runs.monitor import record_monitor
 from engine.runs.query import Query, parse_query
 from engine.runs.run_row import RunRow
+from engine.runs.trials import fold_trials, group_trials
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 
@@ -81,16 +82,22 @@ class ViewRequest:
     """Whether archived runs are shown."""
     minute: int = 0
     """Minute of the clock for a query that names the age; 0 for others."""
+    opened: frozenset[str] = frozenset()
+    """Names of the sweeps whose trials are shown below their row."""
     names: Names = NO_NAMES
     """What a query can name in the rows."""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """The answer to a request: the rows of the `total` that meet the query are `matching`, and `keys` their folders."""
+    """The answer to a request: the rows of the `total` that meet the query are `matching`.
+
+    `shown` has one row for the trials of each sweep, and `keys` are the folders of `shown`.
+    """
 
     request: ViewRequest
     matching: Sequence[RunRow] = ()
+    shown: Sequence[RunRow] = ()
     keys: Sequence[str] = ()
     total: int = 0
     hidden: int = 0
@@ -105,6 +112,15 @@ class RunView:
             return f"{len(self.matching)} of {self.total} match '{printable(self.query_text)}'"
         hidden = f", {self.hidden} archived" if self.hidden else ""
         return pluralize(len(self.matching), "run") + hidden
+
+    def runs_of(self, row: RunRow) -> list[RunRow]:
+        """Return the runs that a shown row stands for: the matching trials of a sweep, else itself."""
+        return self._trials.get(row.name, []) if row.trials else [row]
+
+    @cached_property
+    def _trials(self) -> dict[str, list[RunRow]]:
+        """The matching trials of each sweep. Every visible line of a sweep needs its own."""
+        return group_trials(self.matching)
 
 
 class NamesFinder:
@@ -140,8 +156,9 @@ def make_view(request: ViewRequest, query: Query) -> RunView:
     matching = query.filter(known)
     if request.order is not None:
         matching = request.order.sort(matching)
-    keys, hidden = [row.folder for row in matching], len(request.rows) - len(known)
-    return RunView(request, matching, keys, len(known), hidden, query.text)
+    shown = matching if "sweep" in query.fields else fold_trials(matching, request.opened)
+    keys, hidden = [row.folder for row in shown], len(request.rows) - len(known)
+    return RunView(request, matching, shown, keys, len(known), hidden, query.text)
 
 
 def same_rows(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:

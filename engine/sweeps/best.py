@@ -10,10 +10,12 @@ from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.run_config import default_values, read_changed_config
+from engine.runs.trials import BestTrial
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import trial_line, trial_overrides, without_name
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
+from engine.utils.codec import write_record
 from engine.utils.files import replace_file
 from engine.utils.text import printable
 
@@ -25,9 +27,10 @@ LONGER_FACTOR = 5
 
 
 def write_best(folder: SweepFolder, settings: SweepSettings, best: FrozenTrial) -> None:
-    """Write the config keys that the best trial of a training changes.
+    """Write the run name of the best trial. For a training, also write the config keys that it changes.
 
     The devices of the trials are left out, because only the sweep needs them. Raises OSError."""
+    write_record(folder.best_trial, BestTrial(run=folder.trial(best.number).name))
     if settings.command:
         return
     config = resolve_config(str(folder.config), trial_overrides(settings, best.params), trust_code=True).config

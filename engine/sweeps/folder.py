@@ -19,6 +19,7 @@ from engine.runs.control import send_request
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, PathOf, RunFolder, paths_in
 from engine.runs.job import cancel_job
 from engine.runs.root import is_run_folder
+from engine.runs.trials import BEST_TRIAL_FILE
 from engine.utils.errors import UsageError, did_you_mean, file_errors
 from engine.utils.files import find_file_stamp, is_file
 from engine.utils.locks import OwnerLock, is_held
@@ -38,6 +39,8 @@ class SweepFolder(RunFolder):
     """What the sweep searches and how, see `engine.sweeps.settings`. It makes the folder a sweep."""
     best = PathOf("best.yaml")
     """Config of the best trial so far: what differs from the defaults. That of a script has none."""
+    best_trial = PathOf(BEST_TRIAL_FILE)
+    """Name of the best trial so far, for the list of runs (`engine.runs.trials`)."""
     journal = PathOf("optuna.jsonl")
     """Optuna's journal of the study, JSON lines."""
     journal_lock = PathOf(".optuna.lock")

@@ -24,7 +24,7 @@ from tui.cli.run_options import find_any_runs, find_baseline
 
 @command(
     [
-        "gputrain compare digits-1 digits-2",
+        "gputrain compare digits-1 digits-2 --transpose",
         "gputrain compare digits-1 digits-2 digits-3 --baseline digits-1",
         "gputrain compare lightning_logs exp/adam    runs of other programs",
         "gputrain attach digits-1 last               the curves on the screen",
@@ -34,6 +34,7 @@ def compare(
     *,
     runs: Annotated[list[str], run_argument("RUN...", OR_PATH, reads=True)],
     baseline: BaselineOption = None,
+    transpose: Annotated[bool, typer.Option("--transpose", help="Print a column a run, for a few runs.")] = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
@@ -75,7 +76,7 @@ def compare(
         return
     from tui.tables.compare import format_comparison
 
-    typer.echo(format_comparison(comparison, table_console().width, number))
+    typer.echo(format_comparison(comparison, table_console().width, number, transposed=transpose))
     for text in [] if others else code_differences(found, number or 0):
         typer.echo("\n".join(["", text.title, *(f"  {line}" for line in text.lines)]))
         if text.more:

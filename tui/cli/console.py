@@ -17,6 +17,7 @@ from engine.utils.exit_codes import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engine.foreign.points import Point
     from engine.runs.find import OpenedRun
     from engine.show.table import Column, Row
     from engine.utils.codec import Record
@@ -36,12 +37,37 @@ def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
         typer.echo(line)
 
 
+def print_points(points: Iterable[Point]) -> None:
+    """Print the points of curves as CSV. A value that is not finite is nan or inf."""
+    import csv
+
+    from engine.show.curve_points import POINT_FIELDS
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(POINT_FIELDS)
+    for point in points:
+        known = ("" if value is None else value for value in (point.epoch, point.time))
+        writer.writerow([point.name, point.step, *known, point.value])
+
+
 def print_json(values: Record | Mapping[str, Any]) -> None:
     """Print what `--json` prints: one object, whose fields `engine/JSON.md` lists. Text is escaped to printable ASCII,
     and a number that is not finite is null."""
     from engine.utils.codec import encode_indented
 
     typer.echo(encode_indented(_with_format(values)))
+
+
+def print_points_json(name: str, points: Iterable[Point]) -> None:
+    """Print the points of a run as an object of JSON, one after another: a million take as much memory as one."""
+    from engine.show.curve_points import point_rows
+    from engine.utils.codec import encode, encode_indented
+
+    head, _, tail = encode_indented(_with_format({"name": name, "points": []})).decode().rpartition("[]")
+    sys.stdout.write(f"{head}[")
+    for index, row in enumerate(point_rows(points)):
+        sys.stdout.write(f"{',' if index else ''}\n    {encode(row).decode()}")
+    typer.echo(f"\n  ]{tail}")
 
 
 def json_line(values: Record | Mapping[str, Any]) -> str:

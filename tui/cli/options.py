@@ -58,6 +58,7 @@ HostsOption = Annotated[
     str | None,
     typer.Option("--hosts", metavar="HOST,HOST", help="Ask these hosts through ssh; `all` for those of settings.yaml."),
 ]
+CurvesOption = Annotated[bool, typer.Option("--curves", help="Print each point of all curves, as CSV or --json.")]
 EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one event per line; implies --headless.")]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Follow the runs until they end, or Ctrl-C.")]
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the answer.")]

@@ -52,9 +52,10 @@ QUERY_HELP = "Condition: KEY=VALUE, also with != > < >= <= ~, or text in the nam
     "duration, age, started, images_per_second), one of your own metrics (f1, best_f1), a parameter of a command "
     "(hidden is that of --hidden 64) or a short name (model, dataset, lr, optimizer, batch, seed, tag). A KEY with "
     "blanks or operators is in double quotes: '\"val f1\">0.9'.",
-    "VALUE may contain *; several values have commas between them. AGE is the time since the start. sweep=NAME lists "
-    "the trials of a sweep, and -sweep=NAME all other runs. To search for a word that is a command, write "
-    "`gputrain runs list archive`. --hosts lists the newest 200 runs of each host, as HOST:RUN.",
+    "VALUE may contain *; several values have commas between them. AGE is the time since the start. The trials of a "
+    "sweep are one row with the metrics of its best trial; sweep=NAME, --quiet and --json list them one by one. To "
+    "search for a word that is a command, write `gputrain runs list archive`. --hosts lists the newest "
+    "200 runs of each host, as HOST:RUN.",
     kind=MinusWordsCommand,
 )
 def list_runs(
@@ -112,7 +113,8 @@ def list_runs(
         watch_runs(run_list, lambda: view_now().matching[:count])
         return
     view = view_now()
-    rows = view.matching[:count]
+    # Of a sweep, other programs get each trial.
+    rows = (view.matching if as_json or quiet else view.shown)[:count]
     for row in rows:
         if row.unreadable:
             typer.echo(printable(f"{row.name}: {row.message}"), err=True)
@@ -138,6 +140,9 @@ def list_runs(
         _name_survivors(rows)
     if not rows and words and (name := nearest(words[0], subcommands("runs"))) is not None:
         typer.echo(f"`gputrain runs {name}` is a command.", err=True)
+    if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
+        condition = printable(shlex.quote(f"sweep={sweep}"))
+        typer.echo(f"A sweep is one row; `gputrain runs {condition}` lists its trials.", err=True)
     if view.hidden and not (as_json or quiet):
         verb = "is" if view.hidden == 1 else "are"
         typer.echo(f"{pluralize(view.hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)

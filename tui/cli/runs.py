@@ -14,9 +14,10 @@ from engine.utils.errors import UsageError
 from engine.utils.files import expand_user
 from engine.utils.text import printable
 from tui.cli.command import command
-from tui.cli.console import is_read_for, print_json, table_console
+from tui.cli.console import is_read_for, print_json, print_points, print_points_json, table_console
 from tui.cli.options import (
     OR_PATH,
+    CurvesOption,
     FollowOption,
     JsonOption,
     LowBandwidthOption,
@@ -100,14 +101,26 @@ def logs(
             return
 
 
-@command(["gputrain runs show last"])
+@command(["gputrain runs show last", "gputrain runs show fashion-17 --curves"])
 @reads_run
-def show(*, folder: RunFolder, as_json: JsonOption = False) -> None:
+def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption = False) -> None:
     """Print what is known about a run.
 
     Its state and why it ended, the metrics of the last and best epoch, hardware, owner, checkpoints, labels, and the
     config keys that it changed.
+
+    --curves prints each point instead: metric, step, epoch, time and value. The time of a training is in seconds of
+    training, of other programs in Unix seconds.
     """
+    if curves:
+        from engine.show.curve_points import read_points
+
+        points = read_points(folder)
+        if as_json:
+            print_points_json(folder.name, points)
+        else:
+            print_points(points)
+        return
     from engine.runs.metric_directions import read_directions
     from engine.runs.record_completion import open_run
     from engine.runs.run_row import make_row

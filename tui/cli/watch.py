@@ -27,11 +27,13 @@ from tui.cli.completions import complete_paths
 from tui.cli.console import (
     print_error,
     print_json,
+    print_points,
+    print_points_json,
     print_table,
     print_warning,
     reading_line,
 )
-from tui.cli.options import JsonOption, LowBandwidthOption, count_option
+from tui.cli.options import CurvesOption, JsonOption, LowBandwidthOption, count_option
 from tui.cli.terminal import is_on_terminal, require_terminal
 from tui.cli.train import should_open_screen
 
@@ -65,6 +67,7 @@ def watch(
         str | None, typer.Option("--metrics", metavar="PATTERN", help="Columns that are metrics, such as '*_loss'.")
     ] = None,
     low_bandwidth: LowBandwidthOption = False,
+    curves: CurvesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch what other programs log below a path, or one process.
@@ -85,19 +88,25 @@ def watch(
     comparisons, the number of its values, the last step and the last value. Of a PID, it also prints the processes,
     their GPUs and files.
 
+    --curves prints each point of one run: metric, step, epoch, time and value.
+
     Files that look like metrics, but are not read, are named. Of CSV and JSON files, --x names the column of the x
     axis, and --metrics those of the metrics. An x with fractions is the axis `epoch`.
 
     A run of gputrain opens in its own screen. In a list, runs of gputrain are left out: gputrain runs shows them.
     """
     choice = ColumnChoice(x or "", metrics or "")
-    is_plain = as_json or count is not None
+    is_plain = as_json or curves or count is not None
     if not is_plain and is_on_terminal():
         require_terminal(f"gputrain watch {shlex.join(paths)} -n 20")
     opens_screen = should_open_screen(headless=is_plain)
     if any(_is_pid(path) for path in paths):
         if len(paths) > 1:
             raise UsageError.one(" ".join(paths), "is a process and something else; name a PID alone", code="too-many")
+        if curves:
+            raise UsageError.one(
+                "--curves", "has no effect on a process", "name the folder of one run", code="conflict"
+            )
         watch_process(paths[0], as_json=as_json, opens_screen=opens_screen, low_bandwidth=low_bandwidth)
         return
     for path in paths:
@@ -117,7 +126,32 @@ def watch(
         watched = [expand_user(path) for path in paths]
         open_screen(watched=watched, column_choice=choice, low_bandwidth=low_bandwidth)
         return
-    print_runs(paths, count, choice, as_json=as_json)
+    if curves:
+        print_curves(paths, choice, as_json=as_json)
+    else:
+        print_runs(paths, count, choice, as_json=as_json)
+
+
+def print_curves(paths: Sequence[str], choice: ColumnChoice, *, as_json: bool) -> None:
+    """Print each point of the only run below paths. Raises UsageError if there are several."""
+    from engine.show.curve_points import read_points
+
+    found = [find_runs(expand_user(path), SearchLimits(choice=choice)) for path in paths]
+    runs = [run for each in found for run in each.runs]
+    own = [folder for each in found for folder in each.own]
+    if own and not runs:
+        advice = f"`gputrain runs show {shlex.quote(str(own[0]))} --curves` prints them"
+        raise UsageError.one(" ".join(paths), "is of gputrain", advice, code="conflict")
+    if len(runs) != 1:
+        advice = "name the folder of one run, as in the list of `gputrain watch -n 20`"
+        raise UsageError.one(
+            " ".join(paths), f"has {len(runs)} runs; --curves prints one", advice, code="ambiguous-name"
+        )
+    points = read_points(runs[0])
+    if as_json:
+        print_points_json(runs[0].name, points)
+    else:
+        print_points(points)
 
 
 def _is_pid(text: str) -> bool:

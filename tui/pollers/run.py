@@ -146,7 +146,7 @@ class RunPoller(Poller):
         self.log_file: Path | None = None
         self._log: Watched[tuple[str, ...]] | None = None
         self._next_log_poll = 0.0
-        self._was_shown = False
+        self._was_shown = self._reads_again = False
         self._problem: str | None = None
         """Why the journal cannot be read."""
 
@@ -154,6 +154,10 @@ class RunPoller(Poller):
         self.run, self.reader = run, CurveReader(run, max_columns)
         self.caught_up = False
         """Whether all logs have been read to their ends."""
+
+    def read_again(self) -> None:
+        """Read all logs once more: what the user calls their metrics has changed."""
+        self._reads_again = True
 
     @property
     def is_training(self) -> bool:
@@ -183,7 +187,8 @@ class RunPoller(Poller):
             state.latest, self.caught_up = replace(state.latest, folder_missing=True), True
             return
         run = self.run if self._metrics is None else self._metrics.find()
-        if run.log_ids() != self.run.log_ids():
+        if self._reads_again or run.log_ids() != self.run.log_ids():
+            self._reads_again = False
             self._follow(run)
         self._poll_log()
         self._read()

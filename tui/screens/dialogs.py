@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from engine.show.readings import GpuReading
 from engine.show.table import GAP, NO_LIMIT, Column, fit
@@ -26,6 +26,7 @@ from tui.phrases import holders_text
 from tui.screens.base import AppServices, Dialog, Result
 from tui.tables import styled, wrap_text
 from tui.tables.log_lines import fit_bar, output_line
+from tui.widgets.entry import TextEntry
 from tui.widgets.lines import KeyedRow, Lines
 
 # Of a dialog with a text: frame, empty line and hint.
@@ -133,6 +134,43 @@ class MultiChoiceDialog(RowsDialog[list[str]]):
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.dismiss([row.key for row in self._rows if row.key in self._selected])
+
+
+class TextInputDialog(Dialog[str]):
+    """Enter a line of text. Returns it stripped, or None if canceled; also if empty, unless it `may_be_empty`.
+
+    `check` raises UsageError if a text is refused; the dialog stays open and says why.
+    """
+
+    HINT = "enter confirm   esc cancel"
+
+    def __init__(
+        self,
+        title: str,
+        value: str,
+        note: str,
+        check: Callable[[str], object] = lambda _: None,
+        *,
+        may_be_empty: bool = False,
+    ) -> None:
+        super().__init__(title)
+        self._may_be_empty = may_be_empty
+        self._value, self._note, self._check = value, note, check
+
+    def compose_box(self) -> ComposeResult:
+        yield Static(self._note, classes="note", markup=False)
+        yield TextEntry(self._value)
+        yield Static("", classes="problem", markup=False)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        value = event.value.strip()
+        try:
+            if value:
+                self._check(value)
+        except UsageError as error:
+            self.query_one(".problem", Static).update(str(error))
+        else:
+            self.dismiss(value if value or self._may_be_empty else None)
 
 
 class TextDialog(Dialog[None]):

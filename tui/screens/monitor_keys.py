@@ -102,7 +102,7 @@ class MonitorKeysScreen(GpuProcessesScreen):
             return None if selected is None else "open run" if self.run_of(selected) is not None else "open"
         if focused.id == "runs":
             row = self._runs.find(focused.selected_key)
-            return None if row is None else "open run"
+            return None if row is None else "open sweep" if row.trials else "open run"
         if self._hosts is not None and focused.id in GPU_PANELS:
             return self._hosts.title_of(focused.selected_key)
         return "open GPU" if focused.id in GPU_PANELS else None
@@ -116,7 +116,7 @@ class MonitorKeysScreen(GpuProcessesScreen):
             app.show_toast("gputrain compare HOST:RUN compares runs of other hosts")
         elif runs.has_focus and runs.selected_key is not None:
             if (row := self._runs.find(runs.selected_key)) is not None:
-                self._marks.toggle([row])
+                self._marks.toggle(self._runs.runs_of(row))
             self.show_panel("runs")
             runs.action_move(1)
         elif (gpu := self._focused_gpu()) is not None:
@@ -153,6 +153,8 @@ class MonitorKeysScreen(GpuProcessesScreen):
             row = self._runs.find(key)
             if row is not None and self._hosts is not None and self._hosts.is_remote(row):
                 self._hosts.attach(row)
+            elif row is not None and row.trials:
+                self.gputrain_app.open_sweep(row.name)
             else:
                 self.gputrain_app.open_run(key)
         elif (selected := self._selected_process()) is not None and self.shows_own_processes:

@@ -1,4 +1,4 @@
-"""The runs on the monitor: live ones, then those that wait, then ended ones.
+"""The runs on the monitor: live ones, then those that wait, then ended ones, with the trials of a sweep as one row.
 
 `tui.screens.monitor` shows them, and `tui.tables.runs` and `tui.tables.queue` make their lines.
 """
@@ -15,6 +15,7 @@ from rich.text import Text
 from engine.queue.listing import QueueRow
 from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
+from engine.runs.trials import fold_trials
 from tui.tables import styled
 from tui.tables.queue import waiting_line
 from tui.tables.runs import fit_monitor_list, monitor_line, monitor_name_width
@@ -62,7 +63,7 @@ class RunMarks:
 
 @dataclass(frozen=True)
 class MonitorRuns:
-    """The runs that match a filter. `shown` are the `matching` ones in their order.
+    """The runs that match a filter. `shown` are the `matching` ones with one row per sweep.
 
     Its lines are made once, so it is kept until the runs change.
     """
@@ -83,9 +84,10 @@ class MonitorRuns:
         if rows is self.rows and waiting == self.all_waiting and query == self.query:
             return self
         matching = [row for row in rows if query in row.name.lower() or query in row.shown_state] if query else rows
-        running = [row for row in matching if row.live and row.state != RunState.WAITING]
-        pending = [row for row in matching if row.state == RunState.WAITING]
-        ended = [row for row in matching if not row.live and row.state != RunState.WAITING]
+        folded = fold_trials(matching)
+        running = [row for row in folded if row.live and row.state != RunState.WAITING]
+        pending = [row for row in folded if row.state == RunState.WAITING]
+        ended = [row for row in folded if not row.live and row.state != RunState.WAITING]
         matching_waiting = [run for run in waiting if query in run.name.lower()]
         shown = [*running, *pending, *ended]
         return MonitorRuns(waiting, rows, query, matching_waiting, matching, shown, len(running))
@@ -110,6 +112,10 @@ class MonitorRuns:
         """Number of waiting runs that match, of this user and of others."""
         return len(self.waiting) + sum(row.state == RunState.WAITING for row in self.matching)
 
+    def runs_of(self, row: RunRow) -> list[RunRow]:
+        """Return the runs that a row stands for: the matching trials of a sweep, else itself."""
+        return [trial for trial in self.matching if trial.sweep == row.name] if row.trials else [row]
+
     def find(self, key: str | None) -> RunRow | None:
         """Return the row of a line that `lines` returned; None for a waiting run."""
         return next((row for row in self.shown if row.folder == key), None)
@@ -131,7 +137,7 @@ class MonitorRuns:
 
     def _make_lines(self, width: int, marks: RunMarks) -> LazyRows:
         names = monitor_name_width(self._widest_names(), width)
-        table = fit_monitor_list(self.shown, names, width, lambda row: marks.contain([row]))
+        table = fit_monitor_list(self.shown, names, width, lambda row: marks.contain(self.runs_of(row)))
         running = self.num_running
         rows: list[RunRow | QueueRow] = [*self.shown[:running], *self.waiting, *self.shown[running:]]
 

@@ -17,8 +17,9 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.command.spec import has_command
+from engine.command.spec import has_command, read_command
 from engine.config.tasks import stored_task_facts
+from engine.foreign import text_log
 from engine.foreign.activity import Activity
 from engine.foreign.folders import ForeignRun
 from engine.gpus.snapshot import Snapshot
@@ -59,7 +60,7 @@ KEY_SECONDS = 0.15
 STATUS_LINES = ("#progress", "#bottleneck", "#message")
 PROFILED_STATES = (RunState.STARTING, RunState.RUNNING, RunState.PAUSED)
 BEGUN_ACTIONS = (
-    *("pause", "checkpoint", "resume", "again", "archive", "details", "processes", "confusion", "profile"),
+    *("pause", "checkpoint", "resume", "again", "archive", "details", "processes", "confusion", "profile", "metrics"),
 )
 NOT_WAITING_ACTIONS = ("pause", "checkpoint", "profile")
 
@@ -432,6 +433,16 @@ class RunScreen(ChartScreen):
 
         self.app.push_screen(dialog)
         self.act(read, lambda found: dialog.show(*found), in_thread=True)
+
+    def action_metrics(self) -> None:
+        """Show how the output of the run is read, and let the user change what its metrics are called."""
+        from tui.screens.run_metrics import RunMetrics
+
+        run, folder = self.poller.run, self.folder
+        log = next((each.files[0] for each in run.logs if each.format == text_log.FORMAT), None)
+        patterns = () if folder is None else read_command(folder).parse
+        metrics = RunMetrics(self, run.folder.parent, self.chart_data, self.poller.read_again)
+        metrics.open(log if folder is None else folder.log, patterns)
 
     def action_log(self) -> None:
         if not self.is_available("log"):

@@ -74,6 +74,7 @@ class RunsScreen(GputrainScreen):
         self.shows_runs = self._found is None
         self._default_order = "started_at" if self._found is None else "age"
         self._marks, self._changes = RunMarks({} if watched else app.marked_runs), RunChanges(app, self)
+        self._opened: frozenset[str] = frozenset()
         self._archived = self._has_rows = self._has_opened_only_run = False
         self._query, self._query_text, self._problem = parse_query(""), "", ""
         self._requested: ViewRequest | None = None
@@ -191,7 +192,7 @@ class RunsScreen(GputrainScreen):
         if isinstance(query, Query):
             self._query, self._query_text = query, text
         minute = int(time.time() / 60) if "age" in self._query.fields else 0
-        request = ViewRequest(rows, self._query_text, self._order, self._archived, minute, names)
+        request = ViewRequest(rows, self._query_text, self._order, self._archived, minute, self._opened, names)
         before = self._requested
         if before is not None and replace(before, rows=rows) == request and same_rows(before.rows, rows):
             return
@@ -226,7 +227,7 @@ class RunsScreen(GputrainScreen):
         table = self._fit_table(lines.text_width)
 
         def line(index: int) -> Text:
-            return styled(run_list_line(table, view.matching[index]))
+            return styled(run_list_line(table, view.shown[index]))
 
         lines.set_rows(LazyRows(view.keys, line), [styled(table.header(MUTED))], Text(self._empty_text(), MUTED))
         # Of a list that is being read, keys need a page.
@@ -243,7 +244,8 @@ class RunsScreen(GputrainScreen):
         if self._table is None or not all(map(is_, self._table[0], key)):
             table = fit_run_list(
                 request.rows, width, fields, request.order,
-                is_marked=lambda row: self._marks.contain([row]),
+                is_marked=lambda row: self._marks.contain(self._view.runs_of(row)),
+                is_opened=lambda row: row.name in self._opened,
             )  # fmt: skip
             self._table = key, table
         return self._table[1]
@@ -291,7 +293,7 @@ class RunsScreen(GputrainScreen):
 
     def _selected_row(self) -> RunRow | None:
         index = self._lines.selected_index
-        return self._view.matching[index] if index is not None and index < len(self._view.matching) else None
+        return self._view.shown[index] if index is not None and index < len(self._view.shown) else None
 
     def _marked_rows(self) -> list[RunRow]:
         """Return the rows of the marked runs that exist."""
@@ -300,7 +302,7 @@ class RunsScreen(GputrainScreen):
     def _target_rows(self) -> list[RunRow]:
         """Return the marked runs, else the selected one."""
         row = self._selected_row()
-        return self._marked_rows() or ([row] if row is not None else [])
+        return self._marked_rows() or (self._view.runs_of(row) if row is not None else [])
 
     # Keys
 
@@ -308,7 +310,9 @@ class RunsScreen(GputrainScreen):
         row = self._selected_row()
         if action in ("stop", "resume"):
             is_over = row is not None and row.state == RunState.FINISHED
-            return row is not None and row.live is (action == "stop") and not is_over
+            return row is not None and not row.trials and row.live is (action == "stop") and not is_over
+        if row is not None and row.trials and action == "again":
+            return False
         return row is not None or action not in ONE_RUN_ACTIONS
 
     def title_of(self, key: Key) -> str:
@@ -326,17 +330,20 @@ class RunsScreen(GputrainScreen):
             self._open_row(row)
 
     def _open_row(self, row: RunRow) -> None:
-        """Open the run."""
+        """Open the run, or show or hide the trials of the sweep."""
         if self._found is not None:
             if (run := self._found.find_run(row.folder)) is not None:
                 self.gputrain_app.open_foreign_run(run)
+        elif row.trials:
+            self._opened ^= {row.name}
+            self.update_content()
         else:
             self.gputrain_app.open_run(row.folder)
 
     def action_select(self) -> None:
         if (row := self._selected_row()) is None:
             return
-        self._marks.toggle([row])
+        self._marks.toggle(self._view.runs_of(row))
         self._show_rows()
         self._lines.action_move(1)
         self._show_selected()
@@ -348,7 +355,7 @@ class RunsScreen(GputrainScreen):
     def action_compare(self) -> None:
         """Compare the selected runs; a single one with that under the cursor."""
         marked, row = self._marked_rows(), self._selected_row()
-        under_cursor = [row] if row is not None and len(marked) == 1 else []
+        under_cursor = self._view.runs_of(row) if row is not None and len(marked) == 1 else []
         keys = dict.fromkeys(row.folder for row in (*marked, *under_cursor))
         found = [Path(key) if self._found is None else self._found.find_run(key) for key in keys]
         runs = [run for run in found if run is not None]

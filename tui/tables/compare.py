@@ -1,6 +1,6 @@
 """A comparison of runs as a table: a row a run, a column a config key that differs or a metric.
 
-`gputrain compare` prints it, and `tui.screens.compare` shows it below the curves.
+`gputrain compare` prints it, also with a column a run, and `tui.screens.compare` shows it below the curves.
 """
 
 from __future__ import annotations
@@ -166,36 +166,49 @@ def value_columns(values: Sequence[ComparedValue]) -> list[Column[ComparedRun]]:
     ]
 
 
-def format_comparison(comparison: Comparison, width: int, baseline: int | None = None) -> str:
-    """Return the tables of `gputrain compare`: each run, then the groups, with a row a run. Columns beyond `width`
-    follow below."""
+def format_comparison(
+    comparison: Comparison, width: int, baseline: int | None = None, *, transposed: bool = False
+) -> str:
+    """Return the tables of `gputrain compare`: each run, then the groups, with a row a run, or `transposed` with a
+    column a run. Columns beyond `width` follow below."""
     columns = comparison.columns(grouped=False)
     values = compared_values(comparison, columns, None if baseline is None else columns[baseline])
     if baseline is not None:
         marks = tuple("yes" if index == baseline else "" for index in range(len(columns)))
         values.insert(0, ComparedValue(BASELINE_LABEL, marks, marks))
-    parts = _printed(comparison, columns, values, width)
+    parts = _printed(comparison, columns, values, width, transposed)
     if groups := [column for column in comparison.columns(grouped=True) if column.is_group]:
         values_of_groups = compared_values(comparison, groups)
-        parts += ["", SPREAD_NOTE, *_printed(comparison, groups, values_of_groups, width)]
+        parts += ["", SPREAD_NOTE, *_printed(comparison, groups, values_of_groups, width, transposed)]
     if any(value.best for value in values):
         parts += ["", f"{BEST_SIGN} best run"]
     return "\n".join(parts)
 
 
 def _printed(
-    comparison: Comparison, columns: Sequence[RunGroup], values: Sequence[ComparedValue], width: int
+    comparison: Comparison, columns: Sequence[RunGroup], values: Sequence[ComparedValue], width: int, transposed: bool
 ) -> list[str]:
     runs = [
         ComparedRun(index, shorten(column_name(comparison, column), MAX_NAME_COLUMNS, Shorten.MIDDLE))
         for index, column in enumerate(columns)
     ]
-    name: Column[ComparedRun] = Column("", "run", lambda run: run.name, priority=1)
-    left, lines = value_columns(values), list[str]()
+    if not transposed:
+        name: Column[ComparedRun] = Column("", "run", lambda run: run.name, priority=1)
+        return _blocks([name, *value_columns(values)], runs, width)
+    label: Column[ComparedValue] = Column("", "", lambda value: value.label, priority=1)
+    cells = [
+        Column[ComparedValue](str(run.index), run.name, partial(ComparedValue.cell, index=run.index)) for run in runs
+    ]
+    return _blocks([label, *cells], values, width)
+
+
+def _blocks(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[str]:
+    """Return the lines of a table; columns beyond `width` follow below, behind the first one again."""
+    (first, *left), lines = columns, list[str]()
     while left or not lines:
-        # At least one column stands beside the name.
-        shown = max(len(fit([name, *left], runs, width).columns) - 1, 1)
-        lines += [*([""] if lines else []), *plain_lines([name, *left[:shown]], runs)]
+        # At least one column stands beside the first one.
+        shown = max(len(fit([first, *left], rows, width).columns) - 1, 1)
+        lines += [*([""] if lines else []), *plain_lines([first, *left[:shown]], rows)]
         left = left[shown:]
     return lines
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from engine.runs.fields import Field, FieldKind, as_text, find_field
 from engine.runs.folder import RunState
@@ -16,6 +17,7 @@ from engine.runs.monitor import record_monitor, shared_monitor
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import SortOrder, commands_metrics
+from engine.runs.trials import group_trials, make_sweep_row
 from engine.show.table import GAP, Align, Column, FittedTable, Line, Shorten, cell_width, fit, pad, shorten
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_age, format_date, format_number, format_share
@@ -23,6 +25,7 @@ from tui.charts.meter import meter
 from tui.palette import ACCENT, GOOD, MUTED, STRONG, WARNING
 from tui.phrases import (
     ENDED_BADLY,
+    FOLD_SIGNS,
     FOREIGN_SIGN,
     MARK,
     epochs_text,
@@ -133,16 +136,18 @@ def fit_run_list(
     order: SortOrder | None = None,
     *,
     is_marked: RowTest = lambda row: False,
+    is_opened: RowTest = lambda row: False,
 ) -> FittedTable[RunRow]:
     """Return the table of the run list for lines of `width` cells. Columns that do not fit are dropped from the right.
 
-    Long names get what the other columns leave, and the message what the names leave.
+    Long names get what the other columns leave, and the message what the names leave. `is_opened` tells whether the
+    trials of a sweep are shown.
     """
     longest = max(rows, key=lambda row: cell_width(row.name)) if rows else None
     least = max(width // 4, MIN_NAME_COLUMNS)
     name_width = min(cell_width(printable(longest.name)), least) if longest is not None else 0
     name = Column(
-        "name", " " * SIGN_COLUMNS + "name", partial(_name_cell, is_marked=is_marked),
+        "name", " " * SIGN_COLUMNS + "name", partial(_name_cell, is_marked=is_marked, is_opened=is_opened),
         width=SIGN_COLUMNS + name_width, priority=1, flex=True, shorten=Shorten.MIDDLE,
     )  # fmt: skip
     # The field `message` can be one of the columns.
@@ -152,6 +157,7 @@ def fit_run_list(
         sign, key = SORT_SIGNS[order.descending], _listed_key(order.field, rows, [column.key for column in columns])
         columns = [replace(column, title=column.title + sign) if column.key == key else column for column in columns]
     measured = list(rows[:: max(len(rows) // MAX_MEASURED_RUNS, 1)])
+    measured += [make_sweep_row(trials) for trials in islice(group_trials(rows).values(), MAX_MEASURED_RUNS)]
     if longest is not None:
         measured.append(longest)
     return fit(columns, measured, width)
@@ -162,9 +168,13 @@ def run_list_line(table: FittedTable[RunRow], row: RunRow) -> Line:
     return table.line(row, (NOTE_KEY, ((note(row), WARNING if row.foreign else MUTED),)))
 
 
-def _name_cell(row: RunRow, is_marked: RowTest) -> Line:
-    """Return mark, state and name. The sign before the name marks a run that other users can change."""
-    marked, sign = is_marked(row), (FOREIGN_SIGN if row.foreign else " ", WARNING)
+def _name_cell(row: RunRow, is_marked: RowTest, is_opened: RowTest = lambda row: False) -> Line:
+    """Return mark, state and name. The sign before the name marks a run that other users can change, or a sweep."""
+    marked = is_marked(row)
+    if row.trials and not row.foreign:
+        sign = (FOLD_SIGNS[is_opened(row)], MUTED)
+    else:
+        sign = (FOREIGN_SIGN if row.foreign else " ", WARNING)
     style = WARNING if row.foreign else ACCENT if marked else MUTED if row.archived else STRONG
     return (MARK if marked else " ", ACCENT), state_symbol(row.shown_state), sign, (row.name, style)
 
@@ -236,6 +246,8 @@ def monitor_line(table: FittedTable[RunRow], row: RunRow) -> Line:
     What a run waits for, and why it failed where there is no room beside the figures, takes their place.
     """
     message = printable(row.message)
+    if row.trials and row.live:
+        return table.line(row, ("progress", ((message, ""), ("  ", ""), *_best_cell(row))))
     if (row.live or row.state == RunState.INTERRUPTED) and message:
         if row.state in (RunState.WAITING, RunState.INTERRUPTED):
             return table.line(row, ("progress", ((f"{row.state}  ", ""), (message, MUTED))))

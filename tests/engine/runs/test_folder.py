@@ -367,10 +367,3 @@ def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
     assert ["  is writable by all users  " in line for line in lines] == [False, False, True]
     line = run_list_line(fit_run_list(rows, 200, default_fields()), rows[1])
     assert "is writable by all users" in styled(line).plain
-
-
-def test_run_is_trial_only_beside_the_folder_of_its_sweep(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path / "s-007").sweep == ""
-    (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "sweep.yaml").touch()
-    assert [RunFolder(tmp_path / name).sweep for name in ("s-007", "s-07", "t-007", "s")] == ["s", "", "", ""]

@@ -23,7 +23,7 @@ def view_of(rows: list[RunRow], text: str = "", **options: Any) -> RunView:
 
 
 def names(view: RunView) -> list[str]:
-    return [row.name for row in view.matching]
+    return [shown.name for shown in view.shown]
 
 
 def test_view_hides_archived_runs_unless_asked_for() -> None:

@@ -23,6 +23,7 @@ from engine.runs.manage import list_trash, move_folder
 from support.gputrain_command import GPUTRAIN
 from support.messages import says
 from support.runs.factories import append_events, make_ended_runs, make_run_folder
+from tui.cli import run_list
 from tui.cli.main import app
 
 
@@ -104,6 +105,27 @@ def test_runs_shows_the_cause_if_all_listed_runs_failed(root: Path) -> None:
     shown = runs("failed").stdout.splitlines()
     assert shown[0].split()[-1] == "cause" and shown[1].endswith("  rank 1 of run-7 was killed")
     assert "cause" not in runs().stdout
+
+
+def test_runs_lists_trials_of_sweep_as_one_row_that_a_condition_opens(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "night").mkdir()
+    (root / "night" / "sweep.yaml").touch()
+    for number in range(3):
+        runs("rename", f"run-{number + 4}", f"night-{number:03d}")
+    # One run at a time, so that the list could end before the second trial is read.
+    monkeypatch.setattr(run_list, "READ_SECONDS", 0.0)
+    result = runs("-n", "2")
+    assert [line.split()[:3] for line in result.stdout.splitlines()[1:]] == [
+        ["run-7", "failed", "3/3"],
+        ["night", "finished", "3"],
+    ]
+    assert "3 trials" in result.stdout and "`gputrain runs sweep=night`" in result.stderr
+    assert listed("sweep=night") == ["night-002", "night-001", "night-000"]
+    # Scripts get the runs.
+    assert runs("-q", "night").stdout.split() == ["night-002", "night-001", "night-000"]
+    assert [row["sweep"] for row in json.loads(runs("--json", "night").stdout)["runs"]] == ["night"] * 3
 
 
 def test_runs_without_match_says_so_and_unknown_key_is_refused(root: Path) -> None:

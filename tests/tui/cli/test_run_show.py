@@ -86,3 +86,10 @@ def test_show_names_the_owner_of_a_live_run(run: RunFolder) -> None:
     shown = facts(call("runs", "show", "live").stdout)
     ownership.release()
     assert (shown["state"], shown["owner"].split()[0]) == ("running", "process")
+
+
+def test_show_prints_each_point_of_the_curves(run: RunFolder) -> None:
+    points = json.loads(call("runs", "show", run.name, "--curves", "--json").stdout)["points"]
+    losses = [(point["step"], point["value"]) for point in points if point["metric"] == "val_loss"]
+    printed = call("runs", "show", run.name, "--curves").stdout.splitlines()
+    assert losses and len(printed) == len(points) + 1 and printed[0] == "metric,step,epoch,time,value"

@@ -117,6 +117,22 @@ def test_watch_opens_the_screen_on_a_terminal(tmp_path: Path, monkeypatch: pytes
     assert opened == [[tmp_path]]
 
 
+def test_watch_prints_each_point_of_one_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,epoch,loss\n1,0.5,nan\n2,1,0.25\n")
+    result = call("watch", tmp_path, "--curves")
+    assert result.stdout.splitlines() == ["metric,step,epoch,time,value", "loss,1,0.5,,nan", "loss,2,1.0,,0.25"]
+    printed = json.loads(call("watch", tmp_path, "--curves", "--json").stdout)
+    assert [point["value"] for point in printed["points"]] == [None, 0.25]
+
+
+def test_watch_prints_the_points_of_no_several_runs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text("step,loss\n1,1\n")
+    result = call("watch", tmp_path, "--curves")
+    assert result.exit_code == 2 and says(result.stderr, "ambiguous-name")
+
+
 def test_watch_refuses_a_path_that_it_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,loss\n1,0.5\n")

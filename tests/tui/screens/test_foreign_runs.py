@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from engine.runs.metric_rules import read_rules
 from support.messages import says
 from support.screen.demo_app import (
     FrozenHost,
@@ -23,6 +24,7 @@ from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
+from tui.screens.run_metrics import MetricsDialog
 from tui.screens.runs import RunsScreen
 from tui.widgets.lines import Lines
 
@@ -98,6 +100,38 @@ def test_filter_and_order_take_parameters_and_metrics(tmp_path: Path, watched: P
         await press(pilot, "escape", "o", "G", "k", "enter")
         await refresh(pilot, screen)
         assert names(pilot) == ["slow", "fast"]
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+
+
+def test_metric_is_hidden_and_renamed_for_the_folder_by_key(
+    tmp_path: Path, watched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (watched / "fast" / "metrics.csv").unlink()
+    (watched / "fast" / "train.log").write_text("".join(f"step {step} loss {step} lr 0.1\n" for step in range(5)))
+
+    async def change(pilot: Pilot[None], screen: RunScreen, *keys: str, names: list[str]) -> None:
+        await press(pilot, "i")
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, MetricsDialog))
+        assert "5 records as: step 0 loss 0 lr 0.1" in visible_text(pilot, "Lines")
+        await press(pilot, *keys)
+        await wait_until(pilot, lambda: screen.chart_data.names == names)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        await press(pilot, "enter")
+        screen = pilot.app.screen
+        assert isinstance(screen, RunScreen)
+        await change(pilot, screen, "enter", names=["loss", "lr"])
+        assert "Plot the others over it" in visible_text(pilot, "Lines")
+        await press(pilot, "escape")
+        await change(pilot, screen, "j", "enter", names=["loss", "lr"])
+        assert "Plot the others over it" not in visible_text(pilot, "Lines")
+        await press(pilot, "escape")
+        await change(pilot, screen, "j", "enter", "j", "enter", names=["loss"])
+        await change(pilot, screen, "enter", "enter", "ctrl+u", "x", "enter", names=["x"])
+        assert read_rules(watched).names == (("lr", ""), ("loss", "x"))
 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
 

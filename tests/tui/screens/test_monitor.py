@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import (
     FROZEN_NOW,
     FrozenGpuFeed,
@@ -20,9 +21,11 @@ from support.screen.queue_rows import make_row
 from support.screen.screen_driver import drive, press, wait_for_frame
 from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
+from tui.screens.compare import CompareScreen
 from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
+from tui.screens.sweep import SweepScreen
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -104,6 +107,33 @@ def test_monitor_lists_waiting_run_that_cannot_be_opened(demo_runs_folder: Path)
         assert "waits for GPUs" in toasts(pilot)[-1]
 
     drive(demo_app(demo_runs_folder), act, (120, 34))
+
+
+def test_monitor_shows_sweep_as_one_row_that_opens_it_and_is_marked_as_its_trials(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    make_finished_trials(runs, name="night")
+
+    async def act(pilot: Pilot[None]) -> None:
+        assert isinstance(pilot.app, GputrainApp)
+        pilot.app.screen.query_one("#runs").focus()
+        await press(pilot, "home")
+        shown = visible_text(pilot, "#runs")
+        assert "Runs  9" in shown and "▸night " in shown and "night-00" not in shown
+        await press(pilot, "space")
+        assert sorted(Path(key).name for key in pilot.app.marked_runs) == [f"night-00{number}" for number in range(9)]
+        assert "9 selected" in visible_text(pilot, "#runs") and "▸night " in visible_text(pilot, "#runs")
+        assert "c compare" in visible_text(pilot, "Keys")
+        await press(pilot, "c")
+        assert isinstance(pilot.app.screen, CompareScreen)
+        await press(pilot, "escape")
+        await press(pilot, *"/-008", "enter")
+        assert "1 of 9 match" in visible_text(pilot, "#runs") and "night-008 " in visible_text(pilot, "#runs")
+        await press(pilot, "escape")
+        assert "enter open sweep" in visible_text(pilot, "Keys")
+        await press(pilot, "enter")
+        assert isinstance(pilot.app.screen, SweepScreen) and pilot.app.screen.folder.name == "night"
+
+    drive(demo_app(runs), act, WIDE)
 
 
 def test_monitor_without_watched_runs_says_how_to_watch(demo_runs_folder: Path) -> None:

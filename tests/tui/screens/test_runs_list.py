@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from pathlib import Path
 
@@ -48,6 +49,29 @@ async def type_keys(pilot: Pilot[None], *keys: str) -> None:
     """Press keys one after the other, and wait once at the end."""
     await pilot.press(*keys)
     await wait_until_idle(pilot)
+
+
+def test_sweep_is_one_row_that_opens_and_is_marked_as_its_trials(demo_runs_folder: Path) -> None:
+    (demo_runs_folder / "night").mkdir()
+    (demo_runs_folder / "night" / "sweep.yaml").touch()
+    trials = [f"night-{number:03d}" for number in range(2)]
+    for trial in trials:
+        shutil.copytree(demo_runs_folder / FINISHED_RUN, demo_runs_folder / trial)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        await type_filter(pilot, "night")
+        await press(pilot, "enter")
+        assert shown_names(pilot) == ["night"] and "○▸night " in visible_text(pilot, "#all-runs")
+        assert "2 trials" in visible_text(pilot, "#all-runs") and "2 of 5 match" in visible_text(pilot, "#all-runs")
+        await press(pilot, "enter")
+        assert shown_names(pilot) == ["night", *trials] and "○▾night " in visible_text(pilot, "#all-runs")
+        await press(pilot, "space")
+        assert [Path(key).name for key in app_of(pilot).marked_runs] == trials
+        await press(pilot, "k", "enter")
+        assert shown_names(pilot) == ["night"] and "◆○▸night " in visible_text(pilot, "#all-runs")
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
 
 
 def test_space_marks_run_and_mark_survives_filter_order_and_screen(demo_runs_folder: Path) -> None:

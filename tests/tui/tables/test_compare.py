@@ -73,9 +73,9 @@ def test_table_of_the_screen_fits_each_width_and_has_names(
 
 
 @settings(deadline=None, max_examples=40)
-@given(width=st.integers(60, 250))
-def test_printed_table_fits_each_width(mixed: Comparison, width: int) -> None:
-    lines = format_comparison(mixed, width, 0).splitlines()
+@given(width=st.integers(60, 250), transposed=st.booleans())
+def test_printed_table_fits_each_width(mixed: Comparison, width: int, transposed: bool) -> None:
+    lines = format_comparison(mixed, width, 0, transposed=transposed).splitlines()
     assert max(map(len, lines)) <= width
     assert all(any(run.name[-5:] in line for line in lines) for run in mixed.runs)
 

@@ -135,3 +135,9 @@ def test_long_name_is_shortened_on_the_monitor_only_as_far_as_the_best_value_nee
 def test_live_run_that_cannot_record_says_so_on_the_monitor() -> None:
     message = "no news for 12s: the disk is full; the run goes on, and stop works"
     assert monitor_text(make_row("a-run", "running", message=message)) == f" ● a-run     {message}"
+
+
+def test_line_of_live_sweep_counts_its_trials_and_shows_the_best_accuracy() -> None:
+    row = make_row("night", "running", best_val_accuracy=0.95, message="2 running, 5 finished", trials=7)
+    assert monitor_text(row) == " ●▸night     2 running, 5 finished  best val acc 0.9500"
+    assert monitor_text(row, marked=True).startswith("◆●▸night ")
