@@ -2,27 +2,23 @@
 
 Each measurement is a `gputrain run` in a temporary folder; `report` reads its journal. Called by `gputrain bench`.
 
-An epoch covers the same images for any number of ranks, and the batch size per rank is constant. With `limit`, each
-run is paired with a run of the fixed pipeline, which repeats one batch on the device: its throughput is the upper limit
-without an input pipeline.
+An epoch covers the same images for any number of ranks, and the batch size per rank is constant.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.bench.report import MIN_EPOCHS, BenchRun, bench_run_from_history
-from engine.config.data_sections import DataConfig
+from engine.bench.report import MIN_EPOCHS, Speed, measure
 from engine.config.effects import section_keys
 from engine.config.schema import Config, as_stored
 from engine.config.training_sections import ScheduleConfig
@@ -52,55 +48,30 @@ UNUSED_KEYS = {
     "device.ranks": "in a benchmark, which measures the rank counts of --ranks-list",
 }
 """Config keys that a benchmark does not use, and the reason."""
-# The fixed pipeline needs no DataLoader workers, so these settings are reset to the defaults.
-FIXED_BATCH_DATA: dict[str, Any] = {
-    "pipeline": "fixed",
-    "workers": DataConfig().workers,
-    "prefetch": DataConfig().prefetch,
-}
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What to measure. `named_gpus` are the indices or UUIDs in `device.gpus`; if empty, runs use any free GPUs."""
+    """What to measure. `gpus` are the UUIDs of the GPUs that runs use in this order; without any they use the CPU."""
 
     config: Config
     rank_counts: tuple[int, ...]
     epochs: int
-    repeats: int
-    on_gpu: bool
-    named_gpus: tuple[str, ...] = ()
-    limit: bool = False
+    gpus: tuple[str, ...] = ()
     cpu_fallback: Problem | None = None
     """Why it measures the CPU although this host has GPUs."""
 
 
-def plan_bench(
-    config: Config,
-    rank_counts: Sequence[int],
-    epochs: int,
-    repeats: int,
-    *,
-    limit: bool = False,
-    on_wait: Callable[[str], None],
-) -> BenchPlan:
+def plan_bench(config: Config, rank_counts: Sequence[int], epochs: int, *, on_wait: Callable[[str], None]) -> BenchPlan:
     """Plan a benchmark on the free GPUs of `device.gpus`, or on the CPU. `on_wait` is that of `allocate_devices`.
 
     `rank_counts` defaults to powers of two up to the number of GPUs or cores, and that number. Raises UsageError if no
-    GPU is free, or if the config, rank counts or epochs cannot be measured.
+    GPU is free, or if the rank counts or epochs cannot be measured.
     """
-    selection = config.device.gpus
-    allocation = allocate_devices(selection, "bench", wait=config.device.wait, on_wait=on_wait)
+    allocation = allocate_devices(config.device.gpus, "bench", wait=config.device.wait, on_wait=on_wait)
     # Each run of the benchmark reserves its own GPUs.
     allocation.reservation.release()
-    named: tuple[str, ...] = ()
-    if allocation.devices and selection not in ("auto", "all") and not re.fullmatch(r"free:\d+", selection):
-        named = tuple(part.strip() for part in selection.split(","))
-    free = [device for device in allocation.devices if device.is_free]
-    if named and len(free) < len(named):
-        raise UsageError.one(
-            "device.gpus", f"bench uses only free GPUs: {why_not_free(allocation.devices)}", code="gpu-in-use"
-        )
+    free = tuple(device.uuid for device in allocation.devices if device.is_free)
     if allocation.devices and not free:
         raise UsageError.one("device.gpus", f"no GPU is free: {why_not_free(allocation.devices)}", code="gpu-in-use")
     max_ranks = len(free) or MAX_RANKS_PER_CORE * available_cores()
@@ -108,30 +79,11 @@ def plan_bench(
         limited_by = ", one per free GPU" if free else f" on {available_cores()} cores"
         reason = f"{rejected[0]} ranks cannot be measured: must be 1 to {max_ranks}{limited_by}"
         raise UsageError.one("--ranks-list", reason, code="out-of-range")
-    chosen = tuple(sorted(set(rank_counts))) or default_rank_counts(len(free) or available_cores())
     if epochs < MIN_EPOCHS:
-        raise UsageError.one(
-            "run.epochs",
-            f"{epochs} is too few: the first epoch is excluded as warmup; set run.epochs to 2 or more",
-            code="too-small",
-        )
-    if limit and config.data.pipeline == "fixed":
-        raise UsageError.one(
-            "data.pipeline",
-            "fixed cannot be combined with --synthetic-data, which compares with it; set another pipeline, or omit "
-            "--synthetic-data",
-            code="conflict",
-        )
-    return BenchPlan(
-        config=config,
-        rank_counts=chosen,
-        epochs=epochs,
-        repeats=repeats,
-        on_gpu=bool(free),
-        named_gpus=named,
-        limit=limit,
-        cpu_fallback=allocation.cpu_fallback,
-    )
+        reason = f"{epochs} is too few: the first epoch is excluded as warmup; set run.epochs to 2 or more"
+        raise UsageError.one("run.epochs", reason, code="too-small")
+    chosen = tuple(sorted(set(rank_counts))) or default_rank_counts(len(free) or available_cores())
+    return BenchPlan(config, chosen, epochs, free, allocation.cpu_fallback)
 
 
 def default_rank_counts(max_ranks: int) -> tuple[int, ...]:
@@ -146,31 +98,28 @@ def cpu_affinity_for(bench: BenchPlan, ranks: int) -> list[int]:
     more ranks could not be faster.
     """
     allowed = sorted(os.sched_getaffinity(0))
-    return allowed if bench.on_gpu else allowed[: ranks * max(1, available_cores() // max(bench.rank_counts))]
+    return allowed if bench.gpus else allowed[: ranks * max(1, available_cores() // max(bench.rank_counts))]
 
 
-def bench_run_config(bench: BenchPlan, ranks: int, name: str, *, limit: bool = False) -> Config:
+def bench_run_config(bench: BenchPlan, ranks: int, name: str) -> Config:
     """Return the config of one run: the same workload, without resuming, restarts, LR schedule and checkpoints.
 
     The learning rate is scaled by LR_FACTOR, so that the loss stays finite without warmup and schedule.
     """
     config = bench.config
-    gpus = ",".join(bench.named_gpus[:ranks]) if bench.named_gpus else f"free:{ranks}"
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "run": {"name": name, "epochs": bench.epochs},
-        "device": {"gpus": gpus if bench.on_gpu else "cpu", "ranks": ranks},
-        "data": FIXED_BATCH_DATA if limit else {},
+        "device": {"gpus": ",".join(bench.gpus[:ranks]) or "cpu", "ranks": ranks},
         "optim": {"lr": config.optim.lr * LR_FACTOR},
     }
     return config.with_values(**FIXED_VALUES).with_values(**changes).model_copy(update={"schedule": ScheduleConfig()})
 
 
-def run_bench(bench: BenchPlan, command: Sequence[str], flags: Sequence[str] = ()) -> Iterator[BenchRun]:
-    """Run the benchmark and yield the measurements of each run.
+def run_bench(bench: BenchPlan, command: Sequence[str], flags: Sequence[str] = ()) -> Iterator[Speed]:
+    """Run the benchmark and yield how fast each number of ranks trains.
 
-    Repeats are interleaved (1, 2, 4, 1, 2, 4 ranks), so that slow changes in the speed of the host affect all rank
-    counts alike. `command` is the gputrain command line, `flags` are flags of its `run`. Run folders are removed after
-    each run, and the current run is ended if the generator is closed.
+    `command` is the gputrain command line, `flags` are flags of its `run`. Run folders are removed after each run, and
+    the current run is ended if the generator is closed.
     """
     # No file can set the packages.
     packages = f"run.code_packages=[{','.join(bench.config.run.code_packages)}]"
@@ -179,19 +128,14 @@ def run_bench(bench: BenchPlan, command: Sequence[str], flags: Sequence[str] = (
         _signals_as_keyboard_interrupt(),
         tempfile.TemporaryDirectory(prefix=TEMP_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
     ):
-        for repeat in range(1, bench.repeats + 1):
-            for ranks in bench.rank_counts:
-                yield _run_once(bench, ranks, repeat, Path(folder), runs)
-                if bench.limit:
-                    yield replace(_run_once(bench, ranks, repeat, Path(folder), runs, limit=True), limit=True)
+        for ranks in bench.rank_counts:
+            yield _run_once(bench, ranks, Path(folder), runs)
 
 
-def _run_once(
-    bench: BenchPlan, ranks: int, repeat: int, folder: Path, command: Sequence[str], *, limit: bool = False
-) -> BenchRun:
-    name = f"{'limit' if limit else 'ranks'}-{ranks}-{repeat}"
+def _run_once(bench: BenchPlan, ranks: int, folder: Path, command: Sequence[str]) -> Speed:
+    name = f"ranks-{ranks}"
     config_file = folder / f"{name}.yaml"
-    text = to_yaml(as_stored(bench_run_config(bench, ranks, name, limit=limit)))
+    text = to_yaml(as_stored(bench_run_config(bench, ranks, name)))
     replace_file(config_file, lambda file: file.write(text.encode()))
     run_folder, parent_pid, cores = RunFolder(folder / name), os.getpid(), cpu_affinity_for(bench, ranks)
 
@@ -218,11 +162,7 @@ def _run_once(
         output_lines = output.read().decode(errors="replace").splitlines()
     history = run_folder.history()
     shutil.rmtree(run_folder.path, ignore_errors=True)
-    return (
-        BenchRun(ranks, repeat, failure_message(history, output_lines, exit_code))
-        if exit_code
-        else bench_run_from_history(history, ranks, repeat)
-    )
+    return Speed(ranks, failure_message(history, output_lines, exit_code)) if exit_code else measure(history, ranks)
 
 
 @contextmanager

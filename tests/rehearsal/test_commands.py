@@ -48,7 +48,7 @@ def test_doctor_finds_two_usable_gpus(rehearsal: Rehearsal) -> None:
 
 @pytest.mark.rehearsal
 def test_bench_measures_one_and_two_gpus(rehearsal: Rehearsal) -> None:
-    done = rehearsal("bench", *LIGHT[:3], "--gpus", "free:2", "--epochs", "2", "--synthetic-data", "--json")
+    done = rehearsal("bench", *LIGHT[:3], "--gpus", "free:2", "--epochs", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert [speed["ranks"] for speed in json.loads(done.stdout)["speeds"]] == [1, 2]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.bench.report import BenchRun, ScalingResult, scaling_results
+from engine.bench.report import Speed, with_speed_ups
 from engine.launch.gpu_usage import waiting_emitter
 from engine.runs.event_lines import event_line
 from engine.runs.metrics import METRICS
@@ -41,8 +40,7 @@ DEFAULT_EPOCHS = 3
 @command(
     [
         "gputrain bench",
-        "gputrain bench flowers.yaml --ranks-list 1,2,4 --repeats 3",
-        "gputrain bench flowers.yaml --synthetic-data",
+        "gputrain bench flowers.yaml --ranks-list 1,2,4",
     ],
     exit_codes={0: "success", 1: "a run failed or was interrupted", 2: "usage or config error"},
 )
@@ -54,12 +52,6 @@ def bench(
         str | None,
         typer.Option("--ranks-list", metavar="COUNTS", help="Rank counts to measure [default: 1, 2, 4, …]"),
     ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", min=1, help="Runs per rank count, interleaved.")
-    ] = 1,
-    synthetic_data: Annotated[
-        bool, typer.Option("--synthetic-data", help="Also measure without the input pipeline.")
-    ] = False,
     flags: FlagOverrides,
     as_json: JsonOption = False,
     trust_code: TrustCodeOption = False,
@@ -70,8 +62,7 @@ def bench(
 
     Each run trains for 3 epochs unless --epochs sets another number; the first is not counted.
 
-    Speedup is the throughput relative to one rank; efficiency is speedup / ranks. --synthetic-data adds runs that
-    repeat one batch on the device: their throughput is the limit for any input pipeline.
+    Speedup is the throughput relative to one rank; efficiency is speedup / ranks.
     """
     from engine.bench.runner import UNUSED_KEYS, plan_bench, run_bench
 
@@ -85,15 +76,13 @@ def bench(
         resolved.config,
         parse_rank_counts(counts),
         epochs,
-        repeats,
-        limit=synthetic_data,
         on_wait=waiting_emitter(lambda event: typer.echo(event_line(event), err=True)),
     )
     typer.echo(describe_bench_plan(plan), err=True)
     if plan.cpu_fallback is not None:
         print_warning(plan.cpu_fallback)
-    runs: list[BenchRun] = []
-    total = len(plan.rank_counts) * plan.repeats * (2 if plan.limit else 1)
+    runs: list[Speed] = []
+    total = len(plan.rank_counts)
     interrupted = False
     try:
         for run in run_bench(plan, gputrain_command(), ["--trust-code"] if trust_code else []):
@@ -102,18 +91,15 @@ def bench(
     except KeyboardInterrupt:
         interrupted = True
         typer.echo(f"interrupted after {len(runs)} of {total} runs; their folders are deleted", err=True)
-    speeds = scaling_results(runs)
+    speeds = with_speed_ups(runs)
     if as_json:
         print_json(
             {
                 "model": plan.config.model.name,
                 "dataset": plan.config.data.dataset,
-                "device": "gpu" if plan.on_gpu else "cpu",
+                "device": "gpu" if plan.gpus else "cpu",
                 "epochs": plan.epochs,
-                "repeats": plan.repeats,
-                "synthetic_data": plan.limit,
                 "speeds": [asdict(speed) for speed in speeds],
-                "runs": [run.to_dict() for run in runs],
             }
         )
     elif runs:
@@ -133,11 +119,11 @@ def parse_rank_counts(text: str | None) -> list[int]:
 
 
 def _column(
-    key: str, title: str, value: Callable[[ScalingResult], float | None], text: Callable[[float], str]
-) -> Column[ScalingResult]:
+    key: str, title: str, value: Callable[[Speed], float | None], text: Callable[[float], str]
+) -> Column[Speed]:
     """Return a column of values that may be unknown."""
 
-    def cell(speed: ScalingResult) -> str:
+    def cell(speed: Speed) -> str:
         return UNKNOWN if (known := value(speed)) is None else text(known)
 
     return Column(key, title, cell, Align.RIGHT)
@@ -148,36 +134,25 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
-RANKS = _column("ranks", METRICS["ranks"].label, lambda speed: speed.ranks, format_count)
-RATE = _column("images_per_second", "images/s", lambda speed: speed.images_per_second, format_rate)
 COLUMNS = (
-    RANKS,
+    _column("ranks", METRICS["ranks"].label, lambda speed: speed.ranks, format_count),
     _column("global_batch", "batch", lambda speed: speed.global_batch, format_count),
     _column("seconds_per_epoch", "epoch", lambda speed: speed.seconds_per_epoch, format_seconds),
-    RATE,
+    _column("images_per_second", "images/s", lambda speed: speed.images_per_second, format_rate),
     _column("speed_up", "speedup", lambda speed: speed.speed_up, lambda ratio: f"{ratio:.2f}"),
     _column("efficiency", "efficiency", lambda speed: speed.efficiency, format_share),
 )
-# Compares the throughput with the limit: the throughput without the input pipeline.
-LIMIT_COLUMNS = (
-    RANKS,
-    RATE,
-    _column("limit_images_per_second", "limit", lambda speed: speed.limit_images_per_second, format_rate),
-    _column("limit_share", "share", lambda speed: speed.limit_share, format_share),
-)
 
 
-def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
-    """Yield the scaling table, the limit table if measured, and failures."""
+def bench_lines(speeds: Sequence[Speed]) -> Iterator[str]:
+    """Yield the scaling table, and failures."""
     yield from plain_lines(COLUMNS, speeds)
-    if any(speed.limit_images_per_second is not None for speed in speeds):
-        yield from ["", *plain_lines(LIMIT_COLUMNS, speeds)]
     measured = [speed.ranks for speed in speeds if speed.speed_up is not None]
     if measured and measured[0] > 1:
         yield f"1 rank was not measured; the speedup of {measured[0]} ranks is assumed to be {measured[0]}."
     for speed in speeds:
-        for message in dict.fromkeys(speed.failures):
-            yield printable(f"{pluralize(speed.ranks, 'rank')} failed: {message}")
+        if speed.message:
+            yield printable(f"{pluralize(speed.ranks, 'rank')} failed: {speed.message}")
 
 
 def describe_bench_plan(plan: BenchPlan) -> str:
@@ -185,19 +160,16 @@ def describe_bench_plan(plan: BenchPlan) -> str:
     data = plan.config.data
     *others, last = (str(count) for count in plan.rank_counts)
     ranks = f"{', '.join(others)} and {last} ranks" if others else pluralize(plan.rank_counts[0], "rank")
-    device = "free GPUs" if plan.on_gpu else "the CPU"
-    times = "" if plan.repeats == 1 else f", {plan.repeats} times, interleaved"
-    limit = ", each also without the input pipeline" if plan.limit else ""
+    device = "free GPUs" if plan.gpus else "the CPU"
     return (
         f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} per rank, "
-        f"{pluralize(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
+        f"{pluralize(plan.epochs, 'epoch')}: {ranks} on {device}"
     )
 
 
-def describe_bench_run(run: BenchRun) -> str:
+def describe_bench_run(run: Speed) -> str:
     """Describe the result of one run: seconds per epoch and images/s, or its failure."""
-    name = pluralize(run.ranks, "rank") + (", without the input pipeline" if run.limit else "")
-    if run.message:
+    name = pluralize(run.ranks, "rank")
+    if run.seconds_per_epoch is None or run.images_per_second is None:
         return printable(f"{name}: failed: {run.message}")
-    seconds, rate = (statistics.median(values) for values in zip(*run.epochs[1:], strict=True))
-    return f"{name}: {format_seconds(seconds)} per epoch, {format_rate(rate)} images/s"
+    return f"{name}: {format_seconds(run.seconds_per_epoch)} per epoch, {format_rate(run.images_per_second)} images/s"

@@ -1,4 +1,4 @@
-"""Scaling benchmark: its plan, the config and the order of its runs, their failures, and the cleanup."""
+"""Scaling benchmark: its plan, the config of its runs, their failures, and the cleanup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.bench import runner
-from engine.bench.report import BenchRun
+from engine.bench.report import Speed
 from engine.bench.runner import (
     BenchPlan,
     bench_run_config,
@@ -20,7 +20,6 @@ from engine.bench.runner import (
     failure_message,
     plan_bench,
 )
-from engine.config.data_sections import DataConfig
 from engine.config.loader import validate_config
 from engine.config.run_sections import DeviceConfig
 from engine.config.run_sections import RunConfig as RunSection
@@ -34,13 +33,12 @@ from engine.runs.history import History, history_from_events
 from engine.utils.host import available_cores
 from support.gputrain_command import Gputrain, wait_for
 from support.messages import raises_problem, says
-from support.runs.factories import make_bench_run as make_run
 from tui.cli.main import app
 
 
 def make_plan(**keys: Any) -> BenchPlan:
-    options: dict[str, Any] = {"config": Config(), "rank_counts": (1, 2), "epochs": 3, "repeats": 1}
-    return BenchPlan(**options | {"on_gpu": False} | keys)
+    options: dict[str, Any] = {"config": Config(), "rank_counts": (1, 2), "epochs": 3}
+    return BenchPlan(**options | keys)
 
 
 def make_gpu(index: int, in_use_by: str | None = None) -> Gpu:
@@ -50,34 +48,6 @@ def make_gpu(index: int, in_use_by: str | None = None) -> Gpu:
 
 def allocate_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
     monkeypatch.setattr(runner, "allocate_devices", lambda *_, **__: GpuAllocation(list(gpus)))
-
-
-def test_bench_run_config_with_limit_differs_only_in_data_section() -> None:
-    config = Config(data=DataConfig(workers=3, prefetch=9, batch_size=48))
-    normal, limit = (bench_run_config(make_plan(config=config), 2, "x", limit=limit) for limit in (False, True))
-    assert (normal.data.pipeline, normal.data.workers) == ("auto", 3)
-    assert limit.model_copy(update={"data": normal.data}) == normal
-    assert limit.data == DataConfig(pipeline="fixed", batch_size=48), "it has no DataLoader workers"
-    assert validate_config(as_dict(limit)) == limit
-
-
-def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench_runs: list[tuple[int, int, bool]] = []
-
-    def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any, limit: bool = False) -> BenchRun:
-        bench_runs.append((ranks, repeat, limit))
-        return make_run(ranks, 200.0 if limit else 150.0, repeat=repeat)
-
-    monkeypatch.setattr(runner, "_run_once", fake)
-    arguments = ["bench", "digits", "--ranks-list", "1", "--repeats", "2", "--gpus", "cpu", "--synthetic-data"]
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert bench_runs == [(1, 1, False), (1, 1, True), (1, 2, False), (1, 2, True)]
-    values = json.loads(result.stdout)
-    assert values["synthetic_data"] is True
-    assert [(speed["limit_images_per_second"], speed["limit_share"]) for speed in values["speeds"]] == [(200, 0.75)]
-    assert [values_of_run["synthetic_data"] for values_of_run in values["runs"]] == [False, True, False, True]
-    assert "4/4  1 rank, without the input pipeline: 5.00 s per epoch, 200 images/s" in result.stderr
-    assert "share" in CliRunner().invoke(app, arguments).stdout
 
 
 def test_failure_message_uses_journal_or_stderr() -> None:
@@ -108,25 +78,22 @@ def test_plan_bench_rejects_unmeasurable_counts(
 ) -> None:
     config = Config(device=DeviceConfig(gpus="cpu"))
     with raises_problem(code, location, *values):
-        plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "on_wait": print} | keys)
+        plan_bench(**{"config": config, "epochs": 3, "on_wait": print} | keys)
 
 
 def test_plan_bench_uses_only_free_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     allocate_gpus(monkeypatch, make_gpu(0), make_gpu(1, in_use_by="someone computes on it"), make_gpu(2), make_gpu(3))
-    planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, 1, on_wait=print)
-    assert (planned.rank_counts, planned.on_gpu) == ((1, 2, 3), True)
-    assert bench_run_config(planned, 2, "x").device.gpus == "free:2"
+    planned = plan_bench(Config(device=DeviceConfig(gpus="all")), [], 3, on_wait=print)
+    assert planned.rank_counts == (1, 2, 3)
+    assert bench_run_config(planned, 2, "x").device.gpus == "GPU-0,GPU-2"
     with raises_problem("out-of-range", "--ranks-list", "4 ranks", "1 to 3", "GPU"):
-        plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, 1, on_wait=print)
+        plan_bench(Config(device=DeviceConfig(gpus="all")), [4], 3, on_wait=print)
 
 
-def test_plan_bench_keeps_order_of_named_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocate_gpus(monkeypatch, make_gpu(5), make_gpu(2))
-    planned = plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, on_wait=print)
-    assert [bench_run_config(planned, ranks, "x").device.gpus for ranks in planned.rank_counts] == ["5", "5,2"]
-    allocate_gpus(monkeypatch, make_gpu(5), make_gpu(2, in_use_by="someone computes on it"))
+def test_plan_bench_refuses_gpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate_gpus(monkeypatch, make_gpu(2, in_use_by="someone computes on it"))
     with raises_problem("gpu-in-use", "device.gpus", "GPU 2: someone computes on it"):
-        plan_bench(Config(device=DeviceConfig(gpus="5,2")), [], 3, 1, on_wait=print)
+        plan_bench(Config(device=DeviceConfig(gpus="2")), [], 3, on_wait=print)
 
 
 def test_bench_run_config_resets_settings_unrelated_to_workload() -> None:
@@ -154,31 +121,20 @@ def test_cpu_affinity_gives_each_rank_equal_share(monkeypatch: pytest.MonkeyPatc
     shares = {ranks: cpu_affinity_for(make_plan(rank_counts=(1, 2, 4)), ranks) for ranks in (1, 2, 4)}
     assert shares == {1: [100, 101], 2: [100, 101, 102, 103], 4: list(range(100, 108))}
     assert [len(cpu_affinity_for(make_plan(rank_counts=(1, 16)), ranks)) for ranks in (1, 16)] == [1, 8]
-    assert len(cpu_affinity_for(make_plan(rank_counts=(1, 2, 4), on_gpu=True), 1)) == 8
+    assert len(cpu_affinity_for(make_plan(rank_counts=(1, 2, 4), gpus=("GPU-0",)), 1)) == 8
 
 
-def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench_runs: list[tuple[int, int]] = []
-
-    def fake(plan: BenchPlan, ranks: int, repeat: int, *_: Any) -> BenchRun:
-        bench_runs.append((ranks, repeat))
-        return (
-            BenchRun(2, repeat, "no memory")
-            if (ranks, repeat) == (2, 2)
-            else make_run(ranks, 100.0 * ranks, repeat=repeat)
-        )
+def test_bench_json_lists_every_rank_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(plan: BenchPlan, ranks: int, *_: Any) -> Speed:
+        return Speed(2, "no memory") if ranks == 2 else Speed(ranks, images_per_second=100.0 * ranks)
 
     monkeypatch.setattr(runner, "_run_once", fake)
-    result = CliRunner().invoke(
-        app, ["bench", "digits", "--ranks-list", "2,1", "--repeats", "2", "--gpus", "cpu", "--json"]
-    )
-    assert bench_runs == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    result = CliRunner().invoke(app, ["bench", "digits", "--ranks-list", "4,2,1", "--gpus", "cpu", "--json"])
     assert result.exit_code == 1, "one failed"
     values = json.loads(result.stdout)
     assert (values["format"], values["device"], values["epochs"]) == (1, "cpu", 3)
-    assert [speed["speed_up"] for speed in values["speeds"]] == [1, 2]
-    assert values["runs"][0]["epochs"][1] == {"seconds": 10.0, "images_per_second": 100.0}
-    assert values["runs"][3]["message"] == "no memory"
+    assert [speed["speed_up"] for speed in values["speeds"]] == [1, None, 4]
+    assert values["speeds"][1]["message"] == "no memory"
 
 
 TINY = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=16", "data.batch_size=16", "--model", "linear")

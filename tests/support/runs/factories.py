@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.bench.report import BenchRun
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
@@ -169,11 +168,6 @@ def write_labels(folder: RunFolder, labels: RunLabels) -> None:
 def default_fields() -> list[Field]:
     """Return the fields of the default columns of the run list."""
     return [find_field(name) for name in DEFAULT_COLUMNS]
-
-
-def make_bench_run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:
-    """A run with a first epoch of 9 s, then one epoch per throughput in `rates`."""
-    return BenchRun(ranks, repeat, "", 32 * ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates)))
 
 
 def create_invalid_requests(control: Path) -> None:
