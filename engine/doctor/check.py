@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-CheckArea = Literal["machine", "GPUs", "torch", "run"]
+CheckArea = Literal["machine", "GPUs", "torch"]
 CheckState = Literal["ok", "warning", "problem", "unknown"]
 
 
@@ -14,8 +14,8 @@ class Check:
     """What was `found`, and `advice` if it needs attention.
 
     A problem keeps runs from training, or from training correctly; a warning may slow them down. `gpu` is the index of
-    the GPU that the check is about. `gputrain run` refuses the config if `refuses_run` is set. `code` is the kind of
-    problem, as in `engine.utils.errors.Problem`; an "ok" check has none."""
+    the GPU that the check is about. `code` is the kind of problem, as in `engine.utils.errors.Problem`; an "ok" check
+    has none."""
 
     area: CheckArea
     name: str
@@ -23,9 +23,8 @@ class Check:
     found: str
     advice: str = ""
     gpu: int | None = None
-    refuses_run: bool = False
     code: str = field(default="", kw_only=True)
 
     def to_dict(self) -> dict[str, str]:
         """Return the check as a dict for JSON. The name of a GPU's check contains its index, so `gpu` is omitted."""
-        return {key: value for key, value in asdict(self).items() if key not in ("gpu", "refuses_run")}
+        return {key: value for key, value in asdict(self).items() if key != "gpu"}

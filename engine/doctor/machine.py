@@ -44,7 +44,7 @@ def runs_folder_check(root: Path) -> Check:
         free = free_bytes(root)
     except UsageError as error:
         problem = error.problems[0]
-        return Check("machine", name, "problem", problem.reason, problem.advice, refuses_run=True, code=problem.code)
+        return Check("machine", name, "problem", problem.reason, problem.advice, code=problem.code)
     except OSError as error:
         return Check(
             "machine", name, "problem", f"{root} cannot be examined: {error.strerror}", advice, code="not-readable"

@@ -1,6 +1,6 @@
 """Every reason to refuse a run that can be found before its ranks start, computed once for all front ends.
 
-`launcher` and `external` call `run_preflight` before they claim the run folder, `engine.doctor` for its table, and
+`launcher` and `external` call `run_preflight` before they claim the run folder, and
 `preflight_process` for the form. None of it imports torch: the ranks find what only a built model shows.
 
 Before the dataset is opened, `with_input_keys` resolves the input keys of section `data` that are not set, and the

@@ -38,11 +38,11 @@ def test_predict_on_gpu_equals_cpu(ddp_run: DdpRun) -> None:
 
 @pytest.mark.rehearsal
 def test_doctor_finds_two_usable_gpus(rehearsal: Rehearsal) -> None:
-    done = rehearsal("doctor", "digits", "device.gpus=free:2", "--json")
+    done = rehearsal("doctor", "--json")
     checks = json.loads(done.stdout)["checks"]
     assert [check for check in checks if check["state"] == "problem"] == [], done.stderr
     found = {check["name"]: check["found"] for check in checks}
-    assert "free:2 resolves to GPU 0, 1" in found["devices"] and found["NCCL"].startswith("version ")
+    assert "for CUDA" in found["CUDA"] and {"GPU 0", "GPU 1"} <= found.keys()
     assert done.returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,18 +15,16 @@ import typer
 from engine.doctor.check import Check
 from engine.doctor.leftovers import Leftover, find_leftovers, remove_leftovers
 from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
+from engine.runs.root import runs_root
 from engine.show.table import Align, Column
 from engine.utils.errors import UsageError
-from engine.utils.libraries import check_training
 from engine.utils.text import pluralize, printable
 from engine.utils.units import format_bytes
 from tui.cli.command import command
-from tui.cli.config_arguments import ConfigArguments, FlagOverrides, config_flags, resolve_arguments
+from tui.cli.config_arguments import ConfigArguments, resolve_arguments
 from tui.cli.console import ask, print_json, print_table, table_console
 from tui.cli.gpus import GpusOptions, show_gpus
 from tui.cli.options import HostsOption, JsonOption, RunsDirOption, TrustCodeOption, YesOption, count_option
-from tui.cli.train import StartOptions, build_request, raise_problems
-from tui.flags import FLAG_TO_KEY
 
 DEFAULT_SECONDS = 1.0
 
@@ -84,7 +83,6 @@ def gpus(
 @command(
     [
         "gputrain doctor",
-        "gputrain doctor flowers.yaml --gpus 0,1",
         "gputrain doctor --send-test-message",
         "gputrain doctor notify.urls=env:NTFY --send-test-message",
     ],
@@ -100,14 +98,12 @@ def gpus(
     exit_codes={
         0: "no problem, warnings allowed, or sent to each destination",
         1: "a problem of this host, or not sent to one of them",
-        2: "a config that `run` refuses",
+        2: "usage or config error",
     },
 )
-@config_flags("gpus")
 def doctor(
     *,
     arguments: ConfigArguments = None,
-    flags: FlagOverrides,
     send_test_message: Annotated[
         bool,
         typer.Option(
@@ -120,31 +116,23 @@ def doctor(
 ) -> None:
     """Check this host for problems that affect training.
 
-    Checks CPU cores, memory, disk, driver, GPUs, PyTorch and a run of CONFIG. gputrain run CONFIG --dry-run also trains
+    Checks CPU cores, memory, disk, driver, GPUs and PyTorch. gputrain run CONFIG --dry-run checks a config and trains
     a batch on its ranks.
     """
     from engine.doctor.examine import examine
 
     refuse_urls(arguments or [])
     if send_test_message:
-        if (key := FLAG_TO_KEY["gpus"]) in flags:
-            advice = "leave one of them out"
-            raise UsageError.one(flags[key][0], "has no effect with --send-test-message", advice, code="conflict")
-        config = resolve_arguments(arguments, flags, trust_code=trust_code).config
+        config = resolve_arguments(arguments, trust_code=trust_code).config
         raise typer.Exit(send_test(config.notify.urls, as_json=as_json))
-    if arguments or flags:
-        check_training("gputrain doctor CONFIG")
-    request = build_request(
-        lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
-        StartOptions(runs_dir=runs_dir, trust_code=trust_code),
-        dry_run=True,
-    )
-    raise_problems(request)
-    raise typer.Exit(show_checks(examine(request), as_json=as_json))
+    if arguments:
+        advice = f"check a config with: gputrain run {shlex.join(arguments)} --dry-run"
+        raise UsageError.one(arguments[0], "has an effect only with --send-test-message", advice, code="conflict")
+    raise typer.Exit(show_checks(examine(runs_root(runs_dir)), as_json=as_json))
 
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
-    """Print all checks and return the exit code: 0 without problems, 2 if `gputrain run` refuses the config, else 1."""
+    """Print all checks and return the exit code: 0 without problems, else 1."""
     from tui.tables.doctor import area_lines, summary_line
 
     done: list[Check] = []
@@ -159,8 +147,6 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
                 for line in area_lines(area, console.width):
                     console.print(line, soft_wrap=True)
         typer.echo(summary_line(done), err=True)
-    if any(check.refuses_run for check in done):
-        return 2
     return int(any(check.state == "problem" for check in done))
 
 

@@ -11,7 +11,6 @@ import psutil
 import pytest
 from rich.cells import cell_len
 
-from engine.config.loader import resolve_config
 from engine.doctor import examine as examining
 from engine.doctor import gpus as doctor_gpus
 from engine.doctor import software
@@ -19,7 +18,6 @@ from engine.doctor.check import Check
 from engine.doctor.gpus import count_nvidia_cards, gpu_checks, no_driver_check
 from engine.doctor.machine import runs_folder_check
 from engine.gpus.snapshot import Gpu, Snapshot
-from engine.launch.request import RunRequest
 from engine.utils.codec import decode
 from engine.utils.trust import name_of_user
 from support.gpu.fake_gpu_host import (
@@ -69,16 +67,15 @@ def shown_check(output: str, start: str) -> str:
 
 @pytest.mark.expensive("doctor imports torch and torchvision")
 def test_doctor_command_without_gpus_passes(gputrain: Gputrain) -> None:
-    done = gputrain("doctor", "digits", "--json", "device.ranks=2")
+    done = gputrain("doctor", "--json")
     assert done.returncode == 0, done.stdout
     report = json.loads(done.stdout)
     assert report["format"] == 1
     checks = {check["name"]: check for check in report["checks"]}
-    assert {check["area"] for check in report["checks"]} == {"machine", "GPUs", "torch", "run"}
+    assert {check["area"] for check in report["checks"]} == {"machine", "GPUs", "torch"}
     assert all(set(check) == {"area", "name", "state", "found", "advice", "code"} for check in report["checks"])
     assert {checks[name]["state"] for name in ("driver", "torch", "CUDA")} == {"ok"}
     assert "torchvision" in checks["torch"]["found"]
-    assert checks["devices"]["found"] == "2 ranks on the CPU"
 
 
 def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -111,34 +108,6 @@ def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: G
     assert messages == "3 problems, 5 warnings.\n"
 
 
-def test_doctor_command_expects_gpus_for_run_that_waits(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene([gpu_line(0)], [f"process 0 {UNKNOWN_PID} 500 compute"])
-    path = stub(gputrain.folder, "torch", "raise RuntimeError('no torch')")
-    path = os.pathsep.join([path, gpu_host.environment.get("PYTHONPATH", "")])
-    variables = gputrain.environment | gpu_host.environment | {"PYTHONPATH": path}
-    del variables["CUDA_VISIBLE_DEVICES"]
-    arguments = ["device.gpus=auto", "device.wait=true", "device.backend=nccl", "model.sync_bn=true"]
-    process = gputrain.start("doctor", "digits", "--json", *arguments, env=variables)
-    checks = [check for check in json.loads(process.communicate(timeout=60)[0])["checks"] if check["area"] == "run"]
-    assert not [check for check in checks if check["state"] == "problem"]
-    [devices] = [check for check in checks if check["name"] == "devices"]
-    assert (
-        devices["state"] == "warning"
-        and devices["code"] == "gpu-in-use"
-        and "in use by other processes" in devices["found"]
-    )
-
-
-def test_doctor_command_reports_run_that_would_be_refused(gputrain: Gputrain) -> None:
-    variables = gputrain.environment | {"PYTHONPATH": stub(gputrain.folder, "torch", "raise RuntimeError('no torch')")}
-    process = gputrain.start("doctor", "digits", "--json", "device.gpus=7", "run.name=last", env=variables)
-    checks = [check for check in json.loads(process.communicate(timeout=60)[0])["checks"] if check["area"] == "run"]
-    assert process.returncode == 2
-    problems = [check for check in checks if check["state"] == "problem"]
-    assert [check["code"] for check in problems] == ["invalid-name", "driver-unavailable"]
-    assert [check["found"].partition(":")[0] for check in problems] == ["run.name", "device.gpus"]
-
-
 def test_doctor_reports_hanging_driver_and_import_without_blocking(
     gpu_host: FakeGpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,9 +121,9 @@ def test_doctor_reports_hanging_driver_and_import_without_blocking(
     monkeypatch.setattr(examining, "DRIVER_TIMEOUT_SECONDS", 1.0)
     monkeypatch.setattr(examining, "IMPORT_TIMEOUT_SECONDS", 1.0)
     before = set(psutil.Process().children(recursive=True))
-    areas = examining.examine(RunRequest(resolve_config(None, []).config, tmp_path, "digits"))
+    areas = examining.examine(tmp_path)
     assert [check.area for check in next(areas)][:3] == ["machine"] * 3
-    [driver], torch, _ = areas
+    [driver], torch = areas
     assert (driver.state, driver.code) == ("problem", "driver-hangs")
     assert (torch[-1].state, torch[-1].code, " 1 s" in torch[-1].found) == ("problem", "library-failed", True)
     wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, "the end of the hung processes", 15)
@@ -196,7 +165,7 @@ def test_gpu_check_reports_silent_gpu_and_free_gpu() -> None:
 def test_doctor_reports_unreadable_reservations_beside_driver(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
     loaded_gpu_host.set_scene("fault * nvmlInitWithFlags 9")
     (tmp_path / "reservations" / f"gputrain-{os.getuid()}").write_text("")
-    areas = examining.examine(RunRequest(resolve_config(None, []).config, tmp_path, "digits"))
+    areas = examining.examine(tmp_path)
     next(areas)
     driver, reservations = next(areas)
     areas.close()
@@ -216,40 +185,25 @@ def test_gpu_check_warns_only_about_runs_of_other_users() -> None:
 
 
 @pytest.mark.parametrize(
-    ("built", "served", "error", "code"),
+    ("info", "gpus", "visible", "codes"),
     [
-        ("12.8", "13.0", None, ""),
-        ("13.0", "12.8", None, "wrong-version"),
-        ("12.8", "12.8", "RuntimeError: no devices", "library-failed"),
+        (software.CudaInfo(), 0, 0, [""]),
+        (software.CudaInfo(), 2, 2, ["wrong-version"]),
+        (software.CudaInfo(cuda="12.8", has_nccl=True), 2, 2, [""]),
+        (software.CudaInfo(cuda="12.8"), 2, 2, ["", "wrong-version"]),
+        (software.CudaInfo(cuda="12.8", has_nccl=True, error="RuntimeError: no devices"), 2, 2, ["library-failed"]),
+        (software.CudaInfo(cuda="12.8", has_nccl=True, error="RuntimeError: no devices"), 2, 0, [""]),
     ],
 )
-def test_cuda_check_accepts_same_or_older_cuda_major_version(
-    built: str, served: str | None, error: str | None, code: str
+def test_cuda_checks_report_what_keeps_torch_from_the_gpus(
+    info: software.CudaInfo, gpus: int, visible: int, codes: list[str]
 ) -> None:
-    check = software.cuda_check(built, served, error)
-    assert (check.state, check.code, (error or "") in check.found) == ("problem" if code else "ok", code, True)
+    checks = list(software.cuda_checks(info, gpus, visible))
+    assert [check.code for check in checks] == codes
+    assert not info.error or (info.error in checks[0].found) == bool(visible)
 
 
-@pytest.mark.parametrize(
-    ("capability", "kernels", "runs"),
-    [
-        ((9, 0), ["sm_80", "sm_90"], True),
-        ((8, 0), ["sm_86"], False),
-        ((12, 0), ["sm_90"], False),
-        ((12, 0), ["sm_90", "compute_90"], True),
-        ((9, 0), ["sm_90a"], True),
-        ((12, 1), ["sm_120a"], False),
-    ],
-)
-def test_arch_check_requires_code_for_gpu_architecture(
-    capability: tuple[int, int], kernels: list[str], runs: bool
-) -> None:
-    assert software.supports_capability(capability, kernels) is runs
-    checks = list(software.arch_checks([software.CudaGpu(uuid="", name="X", capability=capability)], kernels))
-    assert [(check.state, check.code) for check in checks] == ([] if runs else [("problem", "wrong-version")])
-
-
-# ---- Run ----
+# ---- Table ----
 
 
 def test_merge_gpus_merges_identical_gpu_checks() -> None:
