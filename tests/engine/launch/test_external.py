@@ -38,7 +38,7 @@ from engine.launch.node import (
 from engine.launch.preflight import Preflight
 from engine.launch.request import RunRequest
 from engine.runs.events import Event, RankFailed, WarningEvent
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, die_with_parent
 from support.gputrain_command import Gputrain
@@ -200,6 +200,16 @@ def test_handshake_ends_without_other_ranks() -> None:
         handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), SignalHandler())
     with raises_problem("timed-out", None, " 0 ", "0.3 s", "device.timeout", kind=PeerFailedError):
         handshake.handshake(store_with_timeout(0.3), RankInfo(1, 2, 1, 2), SignalHandler())
+
+
+def test_rank_that_is_stopped_in_its_preflight_stops_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, store = RunRequest(resolve_config("digits", []).config, tmp_path, "x"), HashStore()
+    monkeypatch.setattr(external, "run_preflight", lambda *_: Preflight())
+    problem = Problem("", "rank 1 failed in the preflight: it was stopped", code="stopped")
+    share_preflight(RankInfo(1, 2, 1, 2), store, [problem])
+    rank_0 = external._ConnectedRank(RankInfo(0, 2, 0, 2), "torchrun", SignalHandler(), store, [])
+    with pytest.raises(KeyboardInterrupt):
+        external._run_preflight_on_all_ranks(rank_0, Owner(request).requested)
 
 
 def test_rank_0_plans_with_the_lowest_capability_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
