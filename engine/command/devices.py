@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.gpus.selection import CudaDevice
-from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
+from engine.gpus.snapshot import Snapshot
 from engine.gpus.visible_devices import show_devices
 from engine.utils.errors import Problem
 
@@ -92,33 +92,15 @@ def find_placeholders(words: Iterable[str]) -> list[str]:
 def misplaced_use(snapshot: Snapshot, members: Collection[int], reserved: Collection[str], run: str) -> Problem | None:
     """Return that processes of a run (`members`) compute on GPUs that it has not reserved; None if
     they do not. `reserved` are the UUIDs of its GPUs and MIG instances."""
-    used = [gpu for gpu in snapshot.gpus if _uses_other_device(gpu, members, reserved)]
+    own = {gpu.index for gpu in snapshot.gpus if {gpu.uuid, *(each.uuid for each in gpu.instances)} & {*reserved}}
+    used = [
+        str(gpu.index)
+        for gpu in snapshot.gpus
+        if gpu.index not in own
+        and any(each.kind == "compute" and each.pid in members for each in gpu.processes.value or ())
+    ]
     if not used:
         return None
-    indices = [gpu.index for gpu in snapshot.gpus if _is_reserved(gpu, reserved)]
-    reserved_text = ",".join(map(str, indices)) if indices else "none"
-    return Problem(
-        "",
-        f"run {run} computes on GPU {','.join(str(gpu.index) for gpu in used)}, reserved {reserved_text}",
-        "let the command use the GPUs in CUDA_VISIBLE_DEVICES",
-        code="gpu-not-reserved",
-    )
-
-
-def _is_reserved(gpu: Gpu, reserved: Collection[str]) -> bool:
-    return gpu.uuid in reserved or any(instance.uuid in reserved for instance in gpu.instances)
-
-
-def _uses_other_device(gpu: Gpu, members: Collection[int], reserved: Collection[str]) -> bool:
-    if gpu.uuid in reserved:
-        return False
-    own = [process for process in gpu.processes.value or () if process.kind == "compute" and process.pid in members]
-    return any(_device_uuid(gpu, process) not in (None, *reserved) for process in own)
-
-
-def _device_uuid(gpu: Gpu, process: GpuProcess) -> str | None:
-    """Return the UUID of the device on which a process computes, None if it is unknown."""
-    if not gpu.mig_enabled:
-        return gpu.uuid
-    ids = process.instance, process.compute_instance
-    return next((mig.uuid for mig in gpu.instances if ids == (mig.gpu_instance, mig.compute_instance)), None)
+    reason = f"run {run} computes on GPU {','.join(used)}, reserved {','.join(map(str, sorted(own))) or 'none'}"
+    advice = "let the command use the GPUs in CUDA_VISIBLE_DEVICES"
+    return Problem("", reason, advice, code="gpu-not-reserved")

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import shlex
-import socket
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from engine.command.inner_commands import InnerCommand, inner_commands
+from engine.command.inner_commands import typed_command
 from engine.command.spec import Program
 from engine.gpus.visible_devices import VISIBILITY_VARIABLES
 from engine.utils.errors import Problem, raise_if_any
@@ -28,7 +27,7 @@ SLURM_PREFIX = "SLURM_"
 MARKER_VARIABLE = "GPUTRAIN_RUN_ID"
 OWN_VARIABLES = frozenset({MARKER_VARIABLE, "GPUTRAIN_METRICS"})
 # torchrun takes each option that it is not given from PET_<OPTION> (torch/distributed/argparse_util.py).
-LOG_DIR, TEE, MASTER_PORT = "PET_LOG_DIR", "PET_TEE", "PET_MASTER_PORT"
+LOG_DIR, TEE, STANDALONE = "PET_LOG_DIR", "PET_TEE", "PET_STANDALONE"
 BOTH_STREAMS = "3"
 _NODE_OPTIONS = ("--nnodes", "--node-rank", "--rdzv-", "--master-", "--standalone")
 _NODE_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_", "PET_MASTER_", "PET_STANDALONE")
@@ -70,7 +69,7 @@ def _is_left_out(name: str, own: Mapping[str, str]) -> bool:
     if name in RANK_VARIABLES or name in OWN_VARIABLES or name.startswith(RANK_PREFIXES):
         return True
     # Inside the command of another run, they are that run's.
-    return name in (LOG_DIR, TEE, MASTER_PORT) and MARKER_VARIABLE in own
+    return name in (LOG_DIR, TEE, STANDALONE) and MARKER_VARIABLE in own
 
 
 def _read_settings(settings: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
@@ -103,59 +102,44 @@ def torchrun_variables(argv: Sequence[str], environ: Mapping[str, str], folder: 
     """Return the variables from which torchrun takes its options, if the command is torchrun or starts it.
 
     `argv` has no placeholders any more. Each rank of several gets a log and an error file below `folder`, and its lines
-    are echoed to the output of torchrun. Options of the command and variables of the user win. A free port is set if
-    torchrun would take 29500, where runs on one host collide.
+    are echoed to the output of torchrun. Options of the command and variables of the user win. torchrun chooses a free
+    port where it would take 29500, on which runs of one host collide.
     """
-    torchruns = [command for command in inner_commands(argv) if command.is_torchrun]
+    words = typed_command(argv).torchrun_words
+    options = dict[str, str]()
+    for word, following in zip_longest(words or (), (words or ())[1:], fillvalue=""):
+        name, sign, value = word.partition("=")
+        if word.startswith("-"):
+            options[name.replace("_", "-")] = value if sign else following
     found = {LOG_DIR: str(folder)}
-    if all(_may_be_echoed(command, environ) for command in torchruns):
+    if words is None or _may_be_echoed(options, environ):
         found[TEE] = BOTH_STREAMS
-    if len(torchruns) == 1 and _takes_fixed_port(torchruns[0], environ):
-        found[MASTER_PORT] = str(_free_port())
+    if words is not None and _is_on_one_node(options, environ):
+        found[STANDALONE] = "1"
     return {name: value for name, value in found.items() if name not in environ}
 
 
-def _may_be_echoed(command: InnerCommand, environ: Mapping[str, str]) -> bool:
+def _may_be_echoed(options: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     """Whether torchrun may write its ranks' output to files and echo it from there.
 
     A single rank would lose its terminal, and gain nothing. Output that the user redirects would come to the terminal.
     """
-    options = _torchrun_options(command)
     if "PET_REDIRECTS" in environ or any(name in ("--redirects", "-r") for name in options):
         return False
     return options.get("--nproc-per-node", environ.get("PET_NPROC_PER_NODE", "1")) != "1"
 
 
-def _torchrun_options(command: InnerCommand) -> dict[str, str]:
-    """Return the options of torchrun before its script, spelled with minus signs, with their values."""
-    words, options = command.own_arguments, {}
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        name, sign, value = word.partition("=")
-        if word.startswith("-"):
-            options[name.replace("_", "-")] = value if sign else following
-    return options
-
-
-def _takes_fixed_port(command: InnerCommand, environ: Mapping[str, str]) -> bool:
-    """Whether torchrun before torch 2.12 (pytorch#175699) would listen on port 29500: the command names neither nodes
-    nor a rendezvous."""
+def _is_on_one_node(options: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Whether a command of torchrun names neither nodes nor a rendezvous."""
     if any(name.startswith(_NODE_VARIABLES) for name in environ):
         return False
-    options = _torchrun_options(command).items()
-    return all(name == "--nnodes" and value in _ONE_NODE for name, value in options if name.startswith(_NODE_OPTIONS))
-
-
-def _free_port() -> int:
-    """Return a TCP port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    named = [(name, value) for name, value in options.items() if name.startswith(_NODE_OPTIONS)]
+    return all(name == "--nnodes" and value in _ONE_NODE for name, value in named)
 
 
 def run_options(command: Program) -> list[str]:
     """Return the options without those for the environment."""
     options = [] if command.stop_signal == "SIGINT" else ["--stop-signal", command.stop_signal]
-    options += [] if command.tty else ["--no-tty"]
     options += ["--on-resume", shlex.join(command.on_resume)] if command.on_resume else []
     for option, values in (("--metrics", command.metrics), ("--parse", command.parse)):
         options += [part for value in values for part in (option, value)]

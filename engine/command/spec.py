@@ -56,8 +56,6 @@ class Program(FileRecord, frozen=True, kw_only=True):
     """Names of the variables whose values were typed with `--env`, so that they may have placeholders, too."""
     stop_signal: StopSignal = "SIGINT"
     """Name of the signal that asks the command to stop."""
-    tty: bool = True
-    """Whether its output goes to a terminal of its own; otherwise stdout and stderr are pipes."""
     parse: Annotated[tuple[str, ...], ENTRIES] = ()
     """Regular expressions that find metrics in the output, beside those of `engine.foreign.output_metrics`."""
     metrics: Annotated[tuple[str, ...], ENTRIES] = ()

@@ -12,7 +12,6 @@ from pathlib import Path
 from engine.command.metric_files import FIRST_SECONDS, METRICS_FOLDER, OUTPUT_FILE, MetricFiles
 from engine.command.metric_writer import MetricWriter, find_last_position
 from engine.command.spec import Program
-from engine.command.terminal import OutputLine
 from engine.foreign.figures import Figures
 from engine.foreign.line_names import may_be_metric
 from engine.foreign.output_metrics import OutputMetrics
@@ -61,7 +60,6 @@ class RunningMetrics:
             paths=[cwd / path for path in command.metrics],
             arguments=parameters,
             members=lambda: {member.pid for member in members()},
-            open_output=self._writer.open,
         )
         self._followed = FollowedRun(self._files.metrics)
         self._sink = Sink("the metrics", lambda problem: self._report([problem]))
@@ -77,20 +75,20 @@ class RunningMetrics:
         """The last, lowest and highest value of each metric."""
         return self._followed.listed.metrics
 
-    def add_lines(self, lines: Sequence[OutputLine], pending: Sequence[OutputLine]) -> None:
+    def add_lines(self, lines: Sequence[str], pending: Sequence[str]) -> None:
         """Find metrics in lines of output. `pending` are the lines below them that may still change."""
-        below = [without_colors(line.text) for line in pending] if lines else []
+        below = [*map(without_colors, pending)] if lines else []
         for line in lines:
-            text = without_colors(line.text)
+            text = without_colors(line)
             points = self._output.feed(text, below)
             self._writer.add(points)
             if not points and may_be_metric(text) and not self._output.is_holding:
                 self._unread = text
 
-    def poll(self, pending: Callable[[], Sequence[OutputLine]]) -> None:
+    def poll(self, pending: Callable[[], Sequence[str]]) -> None:
         """Write what was found in the output, and read what is new in the files if it is time. To be called about once
         per second."""
-        self._writer.add(self._output.feed_pending([without_colors(line.text) for line in pending()]))
+        self._writer.add(self._output.feed_pending([*map(without_colors, pending())]))
         self._writer.poll()
         if time.monotonic() >= self._next_read:
             self._next_read = time.monotonic() + READ_SECONDS

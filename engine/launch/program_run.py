@@ -28,7 +28,7 @@ from engine.command.inner_commands import argument_parameters
 from engine.command.metric_files import make_metrics_folder
 from engine.command.process_tree import CommandProcess, Step, StopSequence, describe_unkillable
 from engine.command.spec import Program, forget_environment
-from engine.command.terminal import OutputLine, Terminal, input_of_gputrain
+from engine.command.terminal import Terminal, input_of_gputrain
 from engine.foreign.parameters import Parameters
 from engine.gpus.device_preview import check_devices_exist
 from engine.launch.command_checks import find_command_problems, folder_problem
@@ -112,11 +112,10 @@ class ProgramRun:
         words = expand(program.argv, names, path.name, path)
         argv = [*words, *expand(program.on_resume, names, path.name, path)] if is_resumed else words
         with ExitStack() as stack:
-            failure = "cannot be started: no terminal can be opened"
-            with file_errors(argv[0], failure, "start it with --no-tty", code="not-started"):
+            with file_errors(argv[0], "cannot be started: no terminal can be opened", code="not-started"):
                 # A run that waits may start again without the process that writes to the pipe.
                 stdin = None if run.settled.used.waits else input_of_gputrain()
-                terminal = Terminal(tty=program.tty, stdin=stdin)
+                terminal = Terminal(stdin=stdin)
             stack.callback(terminal.close)
             parameters = argument_parameters(words)
             named = replace_fields(program, metrics=tuple(expand(program.metrics, names, path.name, path)))
@@ -150,7 +149,7 @@ class ProgramRun:
         # With `srun`, Slurm sends its warning to the command, too, which it would kill before it is asked to stop.
         ignored = [signal.SIGUSR1] if request.config.run.requeue and slurm_job_id() is not None else []
         # When the command ends, its terminal sends SIGHUP to what it leaves behind, which is to be named.
-        ignored += [signal.SIGHUP] if program.tty else []
+        ignored.append(signal.SIGHUP)
         with file_errors(program.argv[0], "cannot be started", code="not-started"):
             environment |= torchrun_variables(argv, environment, folder.torchrun)
             environment |= make_metrics_folder(folder.path)
@@ -161,7 +160,7 @@ class ProgramRun:
                 env=environment,
                 stdin=terminal.stdin,
                 stdout=terminal.stdout,
-                stderr=terminal.stderr,
+                stderr=terminal.stdout,
                 marker=make_run_id(folder),
                 ignored_signals=[number for number in ignored if number.name != program.stop_signal],
             )
@@ -266,18 +265,17 @@ class StartedProgram:
         poll.register(self._wakeup, select.POLLIN)
         if is_running:
             poll.register(self._process.fileno(), select.POLLIN)
-        outputs = self._terminal.readable
-        for descriptor in outputs:
-            poll.register(descriptor, select.POLLIN)
+        output = self._terminal.fileno()
+        if output is not None:
+            poll.register(output, select.POLLIN)
         left = max(until - time.monotonic(), 0.0)
         ready = {descriptor for descriptor, _ in poll.poll(1000 * (left if is_running else COLLECT_SECONDS))}
         if self._wakeup in ready:
             os.read(self._wakeup, 1 << 10)
         before = self._terminal.num_bytes
         self._add_output(self._terminal.read())
-        if is_running and ready and ready <= set(outputs) and self._terminal.num_bytes - before < FULL_BYTES:
-            for descriptor in outputs:
-                poll.unregister(descriptor)
+        if is_running and output is not None and ready == {output} and self._terminal.num_bytes - before < FULL_BYTES:
+            poll.unregister(output)
             poll.poll(1000 * COLLECT_SECONDS)
         return until
 
@@ -350,18 +348,17 @@ class StartedProgram:
     def close(self) -> None:
         self._held.close()
 
-    def _add_output(self, lines: list[OutputLine]) -> None:
+    def _add_output(self, lines: list[str]) -> None:
         if not lines:
             return
-        texts = [line.log_text for line in lines]
-        self._run.recorder.add_output(texts)
-        self._show_output(texts)
-        self._last_lines.extend(text for line in lines[-MAX_LAST_LINES:] if (text := without_colors(line.text)).strip())
+        self._run.recorder.add_output(lines)
+        self._show_output(lines)
+        self._last_lines.extend(text for line in lines[-MAX_LAST_LINES:] if (text := without_colors(line)).strip())
         self._metrics.add_lines(lines, self._terminal.pending())
 
     def _show_output(self, lines: Sequence[str] = ()) -> None:
         """Show final lines, and below them those that may still change."""
-        pending = [line.log_text for line in self._terminal.pending()]
+        pending = self._terminal.pending()
         self._run.recorder.show_pending(pending)
         if lines or pending != self._pending:
             self._pending = pending

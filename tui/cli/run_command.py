@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.command.inner_commands import ends_with_shell_line, inner_commands
+from engine.command.inner_commands import SCRIPT_ENDINGS, ends_with_shell_line, typed_command
 from engine.config.run_name import name_from_stem
 from engine.utils.errors import Problem, UsageError, file_errors, raise_if_any
 from engine.utils.exit_codes import CommandExit, ExitCode
@@ -57,7 +57,6 @@ class CommandOptions:
     env: tuple[str, ...] = ()
     tag: tuple[str, ...] = ()
     stop_signal: str = "INT"
-    no_tty: bool = False
     metrics: tuple[str, ...] = ()
     parse: tuple[str, ...] = ()
     on_resume: str | None = None
@@ -75,7 +74,6 @@ _OPTIONS = {
     "env": _option("--env", _TEXTS, "Set a variable, or take NAME from this shell.", "KEY=VALUE|NAME"),
     "tag": _option("--tag", _TEXTS, "Tag of the run; repeat for more.", "TAG"),
     "stop_signal": _option("--stop-signal", str, "Signal that asks the command to stop.", "SIGNAL"),
-    "no_tty": _option("--no-tty", bool, "Write its output to pipes, not to a terminal."),
     "metrics": _option("--metrics", _TEXTS, "File or folder with metrics [default: below --cwd]", "PATH"),
     "parse": _option("--parse", _TEXTS, "Also find metrics in the output: (?P<NAME>...).", "REGEX"),
     "on_resume": _option("--on-resume", _TEXT, "Arguments to add on resume, such as '--resume auto'.", "ARGS"),
@@ -308,7 +306,6 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Program:
         environment=capture_environment(os.environ, options.env),
         expanded=tuple(setting.partition("=")[0] for setting in options.env if "=" in setting),
         stop_signal=_signal_name(options.stop_signal),
-        tty=not options.no_tty,
         parse=options.parse,
         metrics=options.metrics,
         on_resume=split_on_resume(options.on_resume or "", words),
@@ -346,7 +343,7 @@ def _signal_name(text: str) -> str:
 
 def command_stem(words: Sequence[str]) -> str:
     """Return the beginning of the name of a run: that of the script, the module or the program."""
-    commands = inner_commands(words)
-    names = (each.script or (each.module.rpartition(".")[2] if not each.is_launcher else "") for each in commands)
-    name = next(filter(None, names), commands[0].program or words[0])
+    command = typed_command(words)
+    is_file = command.script.endswith(SCRIPT_ENDINGS)
+    name = command.script if is_file else command.script.rpartition(".")[2] or command.program or words[0]
     return name_from_stem(PurePath(name).stem)

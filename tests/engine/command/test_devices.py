@@ -108,9 +108,3 @@ def test_misplaced_use_ignores_reserved_gpu_other_processes_and_graphics(
 ) -> None:
     snapshot = four_gpus(loaded_gpu_host, f"process {process}")
     assert misplaced_use(snapshot, {77}, {gpu_uuid(3)}, "q") is None
-
-
-@pytest.mark.parametrize(("reserved", "is_misplaced"), [(MIG_UUIDS[0], True), (MIG_UUIDS[1], False)])
-def test_misplaced_use_compares_mig_instances(loaded_gpu_host: FakeGpuHost, reserved: str, is_misplaced: bool) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES, "process 0 77 90 compute 2")
-    assert (misplaced_use(sample_gpus(), {77}, {reserved}, "q") is not None) is is_misplaced

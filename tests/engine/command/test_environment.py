@@ -90,9 +90,8 @@ def test_torchrun_output_is_not_echoed_from_files_of_single_or_redirected_rank(
         ["sh", "-c", "cd . && exec torchrun train.py"],
     ],
 )
-def test_torchrun_on_one_node_gets_a_free_port(command: list[str], tmp_path: Path) -> None:
-    found = torchrun_variables(command, {}, tmp_path)
-    assert 1024 < int(found["PET_MASTER_PORT"]) < 1 << 16
+def test_torchrun_on_one_node_chooses_a_free_port(command: list[str], tmp_path: Path) -> None:
+    assert torchrun_variables(command, {}, tmp_path)["PET_STANDALONE"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -101,12 +100,12 @@ def test_torchrun_on_one_node_gets_a_free_port(command: list[str], tmp_path: Pat
 )
 def test_torchrun_keeps_port_of_command_with_nodes_or_rendezvous(option: str, tmp_path: Path) -> None:
     command = ["torchrun", *option.split(), "train.py"]
-    assert "PET_MASTER_PORT" not in torchrun_variables(command, {}, tmp_path)
+    assert "PET_STANDALONE" not in torchrun_variables(command, {}, tmp_path)
 
 
 def test_torchrun_keeps_port_of_variables(tmp_path: Path) -> None:
     environ = {"PET_RDZV_BACKEND": "c10d"}
-    assert "PET_MASTER_PORT" not in torchrun_variables(TORCHRUN, environ, tmp_path)
+    assert "PET_STANDALONE" not in torchrun_variables(TORCHRUN, environ, tmp_path)
 
 
 RANK = """
@@ -141,7 +140,6 @@ def test_options_make_the_same_command(tmp_path: Path) -> None:
     command = replace(
         make_command(tmp_path, "fit", "--lr", "1"),
         stop_signal="SIGUSR1",
-        tty=False,
         on_resume=("--resume", "a b"),
         metrics=("m",),
         parse=("x (?P<x>.)",),
@@ -149,15 +147,12 @@ def test_options_make_the_same_command(tmp_path: Path) -> None:
     options = iter(run_options(command))
     typed: dict[str, list[str]] = {}
     for option in options:
-        values = typed.setdefault(option, [])
-        if option != "--no-tty":
-            values.append(next(options))
+        typed.setdefault(option, []).append(next(options))
     again = command_of_options(
         command.argv,
         CommandOptions(
             cwd=command.cwd,
             stop_signal=typed["--stop-signal"][0],
-            no_tty="--no-tty" in typed,
             on_resume=typed["--on-resume"][0],
             metrics=tuple(typed["--metrics"]),
             parse=tuple(typed["--parse"]),

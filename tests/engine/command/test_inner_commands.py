@@ -1,4 +1,4 @@
-"""The commands behind wrappers and in shells, and the parameters in the arguments of a command."""
+"""The script behind launchers and in shells, and the parameters in the arguments of a command."""
 
 from __future__ import annotations
 
@@ -38,24 +38,12 @@ def test_arguments_of_script_are_typed_parameters(arguments: str, expected: Para
         "bash -c 'cd /tmp && python train.py --lr 0.1'",
         "bash train.sh --lr 0.1",
         "yolo train lr=0.1",
+        "torchrun --nproc_per_node=2 --standalone -m package.train --lr 0.1",
+        "accelerate launch --num-processes 2 train.py --lr 0.1",
     ],
 )
 def test_options_before_the_script_are_no_parameters(command: str) -> None:
     assert argument_parameters(shlex.split(command)) == {"lr": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("command", "launcher"),
-    [
-        ("torchrun --nproc-per-node 2 --standalone train.py --lr 0.1", "torchrun"),
-        ("python -m torch.distributed.run --nproc-per-node=2 --standalone train.py --lr 0.1", "torchrun"),
-        ("torchrun --nproc_per_node=2 --standalone -m package.train --lr 0.1", "torchrun"),
-        ("accelerate launch --nproc-per-node 2 --standalone train.py --lr 0.1", "accelerate"),
-    ],
-)
-def test_options_of_launcher_have_its_name(command: str, launcher: str) -> None:
-    expected = {f"{launcher}.nproc_per_node": 2, f"{launcher}.standalone": True, "lr": 0.1}
-    assert argument_parameters(shlex.split(command)) == expected
 
 
 def test_secrets_are_hidden() -> None:

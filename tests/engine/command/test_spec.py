@@ -27,7 +27,6 @@ COMMAND = Program(
     cwd_inode=7,
     environment={"TOKEN": "secret", "ODD": "\udcfe"},
     stop_signal="SIGTERM",
-    tty=False,
     parse=("a=(?P<a>.)",),
     metrics=("logs",),
 )

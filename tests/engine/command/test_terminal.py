@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
-import pytest
-
-from engine.command.terminal import MAX_LAST_BYTES, MAX_LAST_SECONDS, MAX_READ_BYTES, OutputLine, Terminal
+from engine.command.terminal import MAX_LAST_BYTES, MAX_LAST_SECONDS, MAX_READ_BYTES, Terminal
 
 WAIT_SECONDS = 30
 
@@ -24,7 +22,7 @@ def started(terminal: Terminal, argv: list[str]) -> Iterator[subprocess.Popen[by
         argv,
         stdin=terminal.stdin,
         stdout=terminal.stdout,
-        stderr=terminal.stderr,
+        stderr=terminal.stdout,
         env=os.environ | terminal.environment,
         start_new_session=True,
     )
@@ -36,12 +34,12 @@ def started(terminal: Terminal, argv: list[str]) -> Iterator[subprocess.Popen[by
         process.wait()
 
 
-def output_of(argv: list[str], *, tty: bool = True) -> list[OutputLine]:
-    terminal = Terminal(tty=tty)
+def output_of(argv: list[str]) -> list[str]:
+    terminal = Terminal()
     lines = []
     with started(terminal, argv):
-        while readable := terminal.readable:
-            assert select.select(readable, [], [], WAIT_SECONDS)[0]
+        while (readable := terminal.fileno()) is not None:
+            assert select.select([readable], [], [], WAIT_SECONDS)[0]
             lines += terminal.read()
     return lines + terminal.close()
 
@@ -53,43 +51,24 @@ def python(code: str) -> list[str]:
 def test_command_sees_a_terminal_of_fixed_size_and_no_input() -> None:
     code = "import os, sys; print(os.get_terminal_size(1), os.isatty(2), os.environ['TERM'], repr(sys.stdin.read()))"
     (line,) = output_of(python(code))
-    assert line == OutputLine("os.terminal_size(columns=132, lines=48) True xterm-256color ''", "terminal")
+    assert line == "os.terminal_size(columns=132, lines=48) True xterm-256color ''"
 
 
-def test_pipes_keep_stdout_and_stderr_apart() -> None:
-    lines = output_of(
-        python("import sys; print('out', end=''); print('err', file=sys.stderr); print('put')"), tty=False
-    )
-    assert sorted(lines) == [OutputLine("err", "stderr"), OutputLine("output", "stdout")]
-    assert {line.log_text for line in lines} == {"stderr: err", "output"}
-
-
-def test_python_in_a_pipe_is_not_buffered() -> None:
-    terminal = Terminal(tty=False)
-    with started(terminal, [sys.executable, "-S", "-c", "print('a line'); import time; time.sleep(60)"]):
-        assert select.select(terminal.readable, [], [], WAIT_SECONDS)[0]
-        terminal.read()
-        assert terminal.pending() == [OutputLine("a line", "stdout")]
-    assert terminal.close() == [OutputLine("a line", "stdout")]
-
-
-@pytest.mark.parametrize("tty", [True, False])
-def test_daemon_that_keeps_the_terminal_does_not_delay_the_end(tty: bool) -> None:
-    terminal = Terminal(tty=tty)
+def test_daemon_that_keeps_the_terminal_does_not_delay_the_end() -> None:
+    terminal = Terminal()
     with started(terminal, ["sh", "-c", "setsid sleep 60 & echo $!"]) as process:
         process.wait(WAIT_SECONDS)
         began = time.monotonic()
         (line,) = terminal.close()
         assert time.monotonic() - began < MAX_LAST_SECONDS
-        os.kill(int(line.text), 9)
-    assert terminal.readable == []
+        os.kill(int(line), 9)
+    assert terminal.fileno() is None
 
 
-@pytest.mark.parametrize("tty", [True, False])
-def test_endless_output_is_read_in_bounded_parts_and_ends(tty: bool) -> None:
-    terminal = Terminal(tty=tty)
+def test_endless_output_is_read_in_bounded_parts_and_ends() -> None:
+    terminal = Terminal()
     with started(terminal, ["yes"]):
-        assert select.select(terminal.readable, [], [], WAIT_SECONDS)[0]
+        assert select.select([terminal], [], [], WAIT_SECONDS)[0]
         assert len(terminal.read()) <= MAX_READ_BYTES // len("y\n")
         # It still runs.
         assert len(terminal.close()) <= MAX_LAST_BYTES
@@ -97,6 +76,6 @@ def test_endless_output_is_read_in_bounded_parts_and_ends(tty: bool) -> None:
 
 def test_all_lines_of_fast_output_arrive_in_order() -> None:
     lines = output_of(["seq", "20000"])
-    numbers = [int(line.text) for line in lines]
+    numbers = [int(line) for line in lines]
     assert len(numbers) == 20000
     assert all(after == before + 1 for before, after in pairwise(numbers))

@@ -47,14 +47,14 @@ def test_words_behind_the_separator_are_the_command(requests: list[RunRequest], 
 
 def test_options_of_commands_reach_the_request(requests: list[RunRequest], tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    words = ["--cwd", "sub", "--env", "LR=0.1", "--stop-signal", "term", "--no-tty", "--tag", "x"]
+    words = ["--cwd", "sub", "--env", "LR=0.1", "--stop-signal", "term", "--tag", "x"]
     words += ["--metrics", "logs", "--parse", "a=(?P<a>.)", "--time-limit", "90", "notify.min_minutes=5"]
     assert invoke(*words, "--", "true").exit_code == 0
     [request] = requests
     command = request.command
     assert command is not None
     assert (command.cwd, command.environment["LR"], command.stop_signal) == (str(tmp_path / "sub"), "0.1", "SIGTERM")
-    assert (command.tty, command.metrics, command.parse) == (False, ("logs",), ("a=(?P<a>.)",))
+    assert (command.metrics, command.parse) == (("logs",), ("a=(?P<a>.)",))
     assert (request.config.queue.time_limit, request.config.notify.min_minutes, request.tags) == (90, 5, ("x",))
 
 

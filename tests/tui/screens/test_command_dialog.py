@@ -95,7 +95,7 @@ def test_new_run_asks_for_a_command_where_trainings_are_not_installed(
 def test_again_offers_the_command_of_a_run_with_its_options(root: Path) -> None:
     folder = make_command_run(root, "b", make_command_finished(time.time()), now=time.time())
     folder.config.write_text("run:\n  name: b\ndevice:\n  gpus: free:2\n  wait: true\nqueue:\n  time_limit: 60\n")
-    command = make_command(root, "echo", "a b", stop_signal="SIGTERM", tty=False, parse=("loss (?P<loss>.*)",))
+    command = make_command(root, "echo", "a b", stop_signal="SIGTERM", parse=("loss (?P<loss>.*)",))
     command = replace(command, on_resume=("--resume", "auto"))
     write_command(folder, command)
     line = line_of_run(folder)
@@ -103,7 +103,6 @@ def test_again_offers_the_command_of_a_run_with_its_options(root: Path) -> None:
     expected = ["--gpus", "free:2", "--queue", "--time-limit", "60", "--cwd", str(root), "--stop-signal", "SIGTERM"]
     assert shlex.split(line.options) == [
         *expected,
-        "--no-tty",
         "--on-resume",
         "--resume auto",
         "--parse",
