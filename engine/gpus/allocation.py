@@ -192,15 +192,15 @@ class _Allocator:
             time.sleep(WAIT_POLL_SECONDS)
 
     def _poll_terms(self, visible_ids: Sequence[str]) -> str:
-        """Publish the current terms and return why the run is blocked, "" if it is not or may only join GPUs."""
+        """Publish the current terms and return why the run is blocked, "" if it is not."""
         if self.reservation.renew():
             self._settled_at = time.monotonic() + SETTLE_SECONDS
         had_arrived = self._terms.has_arrived
         self._terms, reason = self.poll_terms()
-        self.own.terms, self.own.num_visible = self._terms, len(visible_ids)
+        self.own.num_visible = len(visible_ids)
         if self.wait and not self._terms.blocked:
             reason = self._limit_reached()
-            if reason or self.own.may_only_join:
+            if reason:
                 self._terms = codec.replace(self._terms, blocked="limit")
         self.reservation.set_terms(self._terms, reason or None)
         if self._terms.has_arrived and not had_arrived and self.reservation.key is not None:

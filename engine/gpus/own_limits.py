@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.config.limits import NO_LIMITS, Limit, Limits, requested_gpus, too_many_gpus
-from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms, own_order
+from engine.gpus.queue_terms import own_order
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.selection import CPU, CudaDevice, NotFreeError
 from engine.utils.errors import Problem, UsageError
@@ -33,7 +33,6 @@ class OwnRuns:
 
     limits: Limits = NO_LIMITS
     selection: str = ""
-    terms: QueueTerms = WHOLE_DEVICES
     num_visible: int = 0
     running: Sequence[ReservationInfo] = ()
     ahead: Sequence[ReservationInfo] = ()
@@ -64,16 +63,7 @@ class OwnRuns:
             return ""
         if wanted > gpus.value:
             raise UsageError([too_many_gpus(self.selection, wanted, gpus)])
-        is_reached = wanted > self._num_left(gpus) and not self.terms.shares
-        return self._describe(gpus) if is_reached else ""
-
-    @property
-    def may_only_join(self) -> bool:
-        """Whether a run that shares needs GPUs that its user holds already: `check_chosen` decides whether it starts.
-
-        Until then, it claims no GPU, as a run at a limit."""
-        gpus, wanted = self.limits.gpus, requested_gpus(self.selection, self.num_visible)
-        return gpus is not None and self.terms.shares and wanted > gpus.value - len(self.held)
+        return self._describe(gpus) if wanted > self._num_left(gpus) else ""
 
     def _num_left(self, gpus: Limit) -> int:
         waiting = sum(requested_gpus(each.selection, len(each.visible)) for each in self.ahead)
@@ -90,17 +80,13 @@ class OwnRuns:
         return f"{limit}; {', '.join(parts)}"
 
     def check_chosen(self, chosen: Sequence[CudaDevice]) -> tuple[list[CudaDevice], list[Problem]]:
-        """Return the chosen devices, of "auto" no more than the limit leaves, with a warning if that is less.
-
-        Raises OverLimitError if the devices of a run that shares are too many."""
+        """Return the chosen devices, of "auto" no more than the limit leaves, with a warning if that is less."""
         gpus = self.limits.gpus
         chosen = list(chosen)
         if gpus is None or not chosen:
             return chosen, []
-        if self.terms.shares and len(self.held.union(device.uuid for device in chosen)) > gpus.value:
-            raise over_limit(self._describe(gpus))
         left = max(self._num_left(gpus), 1)
-        if self.selection != "auto" or self.terms.shares or len(chosen) <= left:
+        if self.selection != "auto" or len(chosen) <= left:
             return chosen, []
         reason = f"auto uses {left} of {pluralize(len(chosen), 'free GPU')}: {gpus}"
         return chosen[:left], [Problem("", reason, code="over-limit")]

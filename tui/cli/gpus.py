@@ -34,7 +34,6 @@ class GpusOptions:
     json: bool
     watch: bool
     processes: bool
-    links: bool
     interval_s: float
     samples: int | None
     record: str | None

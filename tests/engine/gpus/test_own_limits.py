@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
@@ -14,12 +14,9 @@ from engine.gpus import allocation
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.own_limits import OwnRuns
 from engine.gpus.queue_terms import QueueTerms
-from engine.gpus.reservation import Reservation
-from engine.gpus.reservation_entry import ReservationEntry
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.utils.codec import decode, replace
-from engine.utils.files import replace_file
 from support.gpu.reservations import make_reservation
 from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem
@@ -107,49 +104,6 @@ def test_auto_uses_free_gpus_up_to_the_limit_and_says_so() -> None:
     assert [device.index for device in auto.devices] == [1, 2]
     assert has_problem(auto.warnings, "over-limit", "", "2 of 3 free GPUs", "limits.gpus is 3")
     release(first, auto)
-
-
-@pytest.mark.usefixtures("host")
-def test_run_that_shares_gpu_of_its_user_needs_no_further_one() -> None:
-    first = allocate("first", "free:1", limits(gpus=1), share=2)
-    second = allocate("second", "free:1", limits(gpus=1), share=2)
-    assert second.devices[0].index == first.devices[0].index
-    with raises_problem("over-limit", ""):
-        allocate("third", "free:1", limits(gpus=1), share=2)
-
-    release(first, second)
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[ReservationEntry]:
-    """Every entry that is written, in order."""
-    entries = list[ReservationEntry]()
-
-    def record(path: Path, write: Callable[[BinaryIO], None]) -> None:
-        replace_file(path, write)
-        entries.append(decode(path.read_bytes(), ReservationEntry))
-
-    monkeypatch.setattr("engine.gpus.reservation.replace_file", record)
-    return entries
-
-
-@pytest.mark.usefixtures("host")
-def test_run_that_shares_joins_gpu_of_its_user_in_its_turn(written: list[ReservationEntry]) -> None:
-    holder = allocate("holder", "free:1", limits(gpus=1), share=3)
-    ahead = Reservation()
-    ahead.set_terms(QueueTerms(share=2))
-    ahead.enqueue("GPU-0", ("GPU-0",), "ahead")
-    seen = list[str]()
-
-    def on_wait(reason: str) -> None:
-        seen.append(reason)
-        ahead.release()
-
-    joined = allocate("joined", "0", limits(gpus=1), share=3, wait=True, on_wait=on_wait)
-    assert len(seen) == 1 and "ahead" in seen[0]
-    assert {each.blocked for each in written if each.run == "joined" and not each.gpus} == {"limit"}
-    assert joined.devices[0].index == holder.devices[0].index
-    release(holder, joined)
 
 
 @pytest.mark.usefixtures("host")
