@@ -29,7 +29,9 @@ class LimitValues(Section):
     """Section `limits` of the settings file."""
 
     gpus: int | None = Field(None, ge=1, le=1024, description="GPUs that your runs on one host use at once.")
-    runs: int | None = Field(None, ge=1, le=1024, description="Runs that you have on one host at once.")
+    runs: int | None = Field(
+        None, ge=1, le=1024, description="Runs on GPUs, or in the queue of the CPU, that you have on one host at once."
+    )
     hours: float | None = Field(
         None, gt=0, le=1e5, description="Hours of one run: the highest queue.time_limit, and its default."
     )

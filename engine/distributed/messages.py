@@ -1,7 +1,6 @@
 """Messages between the ranks of a run: records in the store of their rendezvous.
 
-`engine.launch` and `engine.training` declare the records. All ranks run the same version of gputrain, which
-`engine.launch.handshake` checks for ranks that another launcher has started.
+`engine.launch` and `engine.training` declare the records. All ranks run the same version of gputrain.
 """
 
 from __future__ import annotations

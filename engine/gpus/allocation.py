@@ -16,7 +16,7 @@ from engine.config.limits import NO_LIMITS, Limits
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.driver import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure, has_driver_library
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
-from engine.gpus.own_limits import CPU_RUN, OwnRuns, over_limit
+from engine.gpus.own_limits import OwnRuns, over_limit
 from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.queue_terms import QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, ReservationError, user_lock
@@ -42,11 +42,8 @@ from engine.utils.errors import Problem, UsageError
 WAIT_POLL_SECONDS = 1.0
 # A sampler has half of the memory of a run that waits. After that long it rests while no reading can change anything.
 BRIEF_WAIT_SECONDS = 60.0
-# Every run writes its reservation again within a second or two after somebody has deleted the folder of all.
-SETTLE_SECONDS = 5.0
 BY_RUNS = (Obstacle.RESERVED, Obstacle.QUEUED)
 READING = "a GPU is released; its state is read"
-SETTLING = "its reservation was deleted, so those of others may be missing"
 MAX_PROBLEMS = 10
 NOT_REPORTED = Unavailable(Obstacle.LOST, "the driver does not report it")
 RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
@@ -164,8 +161,6 @@ class _Allocator:
     on_wait: Callable[[str], None]
     own: OwnRuns = field(default_factory=OwnRuns)
     reservation: Reservation = field(default_factory=Reservation, init=False)
-    _settled_at: float = field(default=0.0, init=False)
-    """When the reservations of others are complete again, in seconds of the monotonic clock."""
     _queue: RunQueue = field(init=False)
     _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
     _known: dict[str, CudaDevice] = field(default_factory=dict, init=False)
@@ -193,8 +188,7 @@ class _Allocator:
 
     def _poll_terms(self, visible_ids: Sequence[str]) -> str:
         """Publish the current terms and return why the run is blocked, "" if it is not."""
-        if self.reservation.renew():
-            self._settled_at = time.monotonic() + SETTLE_SECONDS
+        self.reservation.renew()
         had_arrived = self._terms.has_arrived
         self._terms, reason = self.poll_terms()
         self.own.num_visible = len(visible_ids)
@@ -202,13 +196,13 @@ class _Allocator:
             reason = self._limit_reached()
             if reason:
                 self._terms = codec.replace(self._terms, blocked="limit")
-        self.reservation.set_terms(self._terms, reason or None)
         if self._terms.has_arrived and not had_arrived and self.reservation.key is not None:
             # Else a user could hold a place in front of others with runs that do not want to start yet.
-            self.reservation.rejoin(self.selection, visible_ids, self.run)
+            self.reservation.rejoin()
+        self.reservation.set_terms(self._terms, reason or None)
         if self._terms.blocked and self.reservation.key is None:
             self.enqueue(visible_ids)
-        return reason or (SETTLING if time.monotonic() < self._settled_at else "")
+        return reason
 
     def _limit_reached(self) -> str:
         """Return which limit of its user keeps the run from its start now, "" if none does. Raises UsageError."""
@@ -245,7 +239,7 @@ class _Allocator:
         allocation = fall_back_to_cpu(self.selection, snapshot)
         # Of an external launcher, one process per node is here, and the nodes of a run may be on one host.
         if not self.wait or self.ranks is not None:
-            self._reserve_cpu_run()
+            self.reservation.release()
             return replace(allocation, reservation=self.reservation)
         self.selection = CPU.uuid
         turn = GpuAllocation(reservation=self.reservation)
@@ -255,16 +249,6 @@ class _Allocator:
             time.sleep(WAIT_POLL_SECONDS)
         turn.devices, turn.warnings = [], allocation.warnings + turn.reservation_problems
         return replace(turn, cpu_fallback=allocation.cpu_fallback)
-
-    def _reserve_cpu_run(self) -> None:
-        """Count a run that uses the CPU at once, if its user limits their runs. Raises UsageError."""
-        self.reservation.release()
-        if self.own.limits.runs is None:
-            return
-        with user_lock():
-            if reason := self._limit_reached():
-                raise over_limit(reason)
-            self.reservation.reserve((CPU_RUN,), "cpu", (), self.run)
 
     def _report(self, reason: str) -> None:
         self.reservation.set_terms(self._terms, reason)
@@ -285,7 +269,7 @@ class _Allocator:
             with user_lock() if self.own.limits.all() else nullcontext():
                 wait_reason = self._try_allocate(allocation, list_devices, snapshot)
             if wait_reason is None and not allocation.devices:
-                self._reserve_cpu_run()
+                self.reservation.release()
             return wait_reason
         except ReservationError as error:
             if not self.wait or self.reservation.key is None:

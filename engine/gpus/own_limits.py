@@ -1,7 +1,7 @@
 """The user's limits on GPUs and runs at once, counted over the reservations of this user on this host.
 
-Called by `allocation` while it selects GPUs. Every run that uses GPUs or waits for the CPU has a reservation; a run
-that uses the CPU at once has one only while `limits.runs` is in force.
+Called by `allocation` while it selects GPUs. Every run that uses GPUs or waits for the CPU has a reservation. A run
+that uses the CPU at once has none, and does not count.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from engine.gpus.selection import CPU, CudaDevice, NotFreeError
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names, pluralize
 
-CPU_RUN = "cpu-run"
-"""The reservation of a run on the CPU that does not wait. It only counts for the limit; no run waits for it."""
-NO_DEVICE_IDS = (CPU.uuid, CPU_RUN)
 LIMIT_ADVICE = "wait with --queue, or raise the limit there"
 
 
@@ -49,7 +46,7 @@ class OwnRuns:
     @property
     def held(self) -> set[str]:
         """The GPUs that the runs of this user hold."""
-        return {name for each in self.running for name in each.gpus if name not in NO_DEVICE_IDS}
+        return {name for each in self.running for name in each.gpus if name != CPU.uuid}
 
     def reached(self) -> str:
         """Return which limit keeps the run from its start now, "" if none does.

@@ -66,23 +66,9 @@ class Reservation:
         if replace(self._entry, **changes) != self._entry:
             self._publish(**changes)
 
-    def rejoin(self, selection: str, visible: Sequence[str], run: str) -> None:
-        """Leave the queue and join it again at its end. Raises UsageError if it cannot be written.
-
-        The time of arrival is that of the lock file, so this needs a new one."""
-        old_path, old_fd, old_entry = self._lock_path, self._lock_fd, self._entry
-        self._lock_path = None
-        try:
-            self._create(selection, visible, run)
-            self._write()
-        except UsageError:
-            # The new lock file, if it is only the entry that could not be written.
-            self.release()
-            self._lock_path, self._lock_fd, self._entry = old_path, old_fd, old_entry
-            raise
-        if old_path is not None:
-            remove_entry(old_path.parent, old_path.name)
-            os.close(old_fd)
+    def rejoin(self) -> None:
+        """Go to the end of the queue, whose order is that of this time, or of the lock file if that is later."""
+        self._publish(since=time.time())
 
     def enqueue(self, selection: str, visible: Sequence[str], run: str) -> None:
         """Join the queue for GPUs, or return to the same place in it. Raises UsageError if it cannot be written."""
@@ -150,24 +136,21 @@ class Reservation:
         """Publish the PIDs and devices of the ranks, so that the sampler can attribute GPU processes to this run."""
         self._publish(ranks=tuple(ranks))
 
-    def renew(self) -> bool:
-        """Show that this process answers, and write the reservation again if somebody has deleted it. Return whether
-        somebody has.
+    def renew(self) -> None:
+        """Show that this process answers, and write the reservation again if somebody has deleted it.
 
         To be called at least once per second, so that what a run holds never looks free for long."""
         if self._lock_path is None:
-            return False
+            return
         if not self._exists():
             self._publish()
-            return True
-        if time.monotonic() - self._renewed_at > BEAT_SECONDS:
+        elif time.monotonic() - self._renewed_at > BEAT_SECONDS:
             self._renewed_at = time.monotonic()
             with suppress(OSError):
                 os.utime(self._lock_path.with_suffix(".json"))
                 # Changes the time of access only: the ctime of the lock file is the run's arrival in the queue.
                 os.pread(self._lock_fd, 1, 0)
                 os.utime(self._lock_path.with_suffix(".folder"))
-        return False
 
     def _exists(self, suffixes: Sequence[str] = (".lock", ".json")) -> bool:
         """Whether nobody has deleted or replaced the files."""

@@ -30,7 +30,6 @@ from engine.launch.handshake import (
     Announcement,
     PreparedJob,
     RankZeroEndedError,
-    check_versions,
     continue_run_of_agents,
     exit_code_of_rank_0,
     handshake,
@@ -209,7 +208,6 @@ def _agree_on_request(this_rank: _ConnectedRank, requested: Requested) -> RunReq
     request = requested.request
     if this_rank.rank > 0:
         return request
-    check_versions(this_rank.announcements)
     if _under_torchrun():
         request = replace(request, agents=tuple(rank.agent for rank in this_rank.announcements))
         request = continue_run_of_agents(request, requested.listener, this_rank.check_stop)

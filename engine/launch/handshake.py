@@ -10,10 +10,9 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -28,7 +27,7 @@ from engine.runs.find import newest_first
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.recorder import Listener
 from engine.utils.codec import Count, Record
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, boot_id, process_start_ticks
 
@@ -54,17 +53,14 @@ class RankZeroEndedError(Exception):
 
 
 class Announcement(Record, frozen=True, kw_only=True):
-    """A rank that waits for rank 0: its unique name, its host, its agent, and the version of its gputrain."""
+    """A rank that waits for rank 0: its unique name, and its agent."""
 
     name: str
-    host: str
     agent: str
-    version: str
 
     @classmethod
     def of_this_process(cls) -> Announcement:
-        host, release = socket.gethostname(), version("gputrain")
-        return cls(name=uuid.uuid4().hex, host=host, agent=agent_id(), version=release)
+        return cls(name=uuid.uuid4().hex, agent=agent_id())
 
 
 class PreparedJob(Record, frozen=True, kw_only=True):
@@ -164,23 +160,6 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: SignalHandler) -> tu
             )
         time.sleep(STORE_POLL_SECONDS)
     return own.name, list(answered.values())
-
-
-def check_versions(announcements: Sequence[Announcement]) -> None:
-    """Raise UsageError if a host has another version of gputrain than rank 0, whose announcement is the first."""
-    first, *others = announcements
-    problems = {
-        other.host: Problem(
-            "",
-            f"{other.host} has gputrain {other.version}, but {first.host}, the host of rank 0, has {first.version}",
-            "install the same version on all hosts",
-            code="wrong-version",
-        )
-        for other in others
-        if other.version != first.version
-    }
-    if problems:
-        raise UsageError(list(problems.values()))
 
 
 def share_exit_code(store: Store, code: ExitCode, world_size: int) -> None:

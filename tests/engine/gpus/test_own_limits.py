@@ -107,14 +107,11 @@ def test_auto_uses_free_gpus_up_to_the_limit_and_says_so() -> None:
 
 
 @pytest.mark.usefixtures("host")
-@pytest.mark.parametrize("selection", ["free:1", "cpu"])
-def test_runs_at_once_are_limited_on_gpus_and_cpu(selection: str) -> None:
-    runs = [allocate("first", "free:1", limits(runs=2)), allocate("second", "cpu", limits(runs=2))]
+def test_runs_at_once_are_limited_on_gpus_and_not_on_the_cpu() -> None:
+    runs = [allocate(name, "free:1", limits(runs=2)) for name in ("first", "second")]
     with raises_problem("over-limit", "", "limits.runs is 2", "running: first, second", "--queue"):
-        allocate("third", selection, limits(runs=2))
-    # A run on the CPU that is counted keeps no run from waiting for the CPU.
-    waits = allocate("waits", "cpu", Limits(), wait=True)
-    release(*runs, waits)
+        allocate("third", "free:1", limits(runs=2))
+    release(*runs, allocate("on the CPU", "cpu", limits(runs=2)))
 
 
 @pytest.mark.usefixtures("host")
@@ -186,24 +183,3 @@ def may_start(run: Any, reservations: list[Any], **values: int) -> bool:
     own = OwnRuns(limits(**values), "free:1")
     own.update(reservations, run.key, wait=True)
     return not own.reached()
-
-
-@pytest.mark.usefixtures("host")
-def test_run_whose_reservation_was_deleted_takes_no_gpu_before_others_have_written_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(allocation, "SETTLE_SECONDS", 0.2)
-    first, reasons = allocate("first", "free:4", Limits()), list[str]()
-
-    def on_wait(reason: str) -> None:
-        reasons.append(reason)
-        if len(reasons) == 1:
-            (tmp_path / f"gputrain-{os.getuid()}").rename(tmp_path / "gone")
-        elif "first" in reason:
-            release(first)
-        else:
-            first.reservation.renew()
-
-    second = allocate("second", "free:1", Limits(), wait=True, on_wait=on_wait)
-    assert reasons[1] == allocation.SETTLING and "first" in reasons[-1]
-    release(second)

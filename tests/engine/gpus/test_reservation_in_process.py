@@ -137,35 +137,6 @@ def test_lock_of_user_is_exclusive_and_not_waited_for_too_long(base: Path, monke
             assert files.has_flock(handle)
 
 
-def test_rejoining_the_queue_replaces_the_entry(base: Path) -> None:
-    own = Reservation()
-    own.enqueue("free:1", ["GPU-1"], "a")
-    [before] = read_reservations()
-    own.rejoin("free:1", ["GPU-1"], "a")
-    [after] = read_reservations()
-    assert after.since > before.since
-    assert own.key == after.key != before.key
-    own.release()
-    assert list(base.iterdir()) == []
-
-
-def test_failed_attempt_to_rejoin_the_queue_keeps_the_old_place(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path, write: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    own = Reservation()
-    own.enqueue("free:1", ["GPU-1"], "a")
-    before, files = read_reservations(), sorted(base.glob("*/*"))
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    with monkeypatch.context() as patched, raises_problem("not-writable", "device.gpus", base, "No space left"):
-        patched.setattr(reservation, "replace_file", fail)
-        own.rejoin("free:1", ["GPU-1"], "a")
-    assert (read_reservations(), sorted(base.glob("*/*"))) == (before, files)
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
-    own.release()
-    assert list(base.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("is_file", "named", "reason"), [(False, "missing", "No such file"), (True, "gputrain", "Not a")]
 )
@@ -187,3 +158,13 @@ def test_folder_without_write_locks_is_refused(base: Path, monkeypatch: pytest.M
         patched.setattr(fcntl, "fcntl", refuse)
         Reservation().enqueue("free:1", ["GPU-1"], "a")
     assert list(base.iterdir()) == []
+
+
+def test_rejoining_the_queue_moves_the_run_to_its_end(base: Path) -> None:
+    own = Reservation()
+    own.enqueue("free:1", ["GPU-1"], "a")
+    before = read_reservations()[0].since
+    own.rejoin()
+    [after] = read_reservations()
+    assert after.since > before and after.key == own.key
+    own.release()

@@ -38,12 +38,11 @@ from engine.launch.node import (
 from engine.launch.preflight import Preflight
 from engine.launch.request import RunRequest
 from engine.runs.events import Event, RankFailed, WarningEvent
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, die_with_parent
 from support.gputrain_command import Gputrain
-from support.messages import has_problem, raises_problem, says
-from support.replace import replace
+from support.messages import raises_problem, says
 from support.runs.event_factories import make_run_started
 from support.runs.factories import find_free_port, make_run_folder
 from support.runs.run_owner import Owner
@@ -182,17 +181,6 @@ def test_handshake_of_interrupted_rank_0_answers_other_ranks() -> None:
         time.sleep(0.2)
         second = pool.submit(handshake.handshake, store, RankInfo(1, 2, 1, 2), SignalHandler())
         assert first.result(timeout=10)[0] == second.result(timeout=10)[0]
-
-
-def test_check_versions_refuses_hosts_with_another_version_of_gputrain() -> None:
-    own = handshake.Announcement.of_this_process()
-    handshake.check_versions([own, own])
-    others = [replace(own, host=host, version="9.9.9") for host in ("second", "third", "third")]
-    with pytest.raises(UsageError) as refused:
-        handshake.check_versions([own, *others])
-    assert len(refused.value.problems) == 2
-    for problem, host in zip(refused.value.problems, ("second", "third"), strict=True):
-        assert has_problem([problem], "wrong-version", "", host, "9.9.9", own.host, own.version)
 
 
 def test_handshake_ends_without_other_ranks() -> None:
