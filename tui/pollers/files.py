@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.gpus.reservation_reader import read_reservations
-from engine.gpus.selection import CPU
 from engine.queue.listing import QueueRow, interrupted_rows, list_queue
 from engine.runs.folder import RunFolder
 from engine.utils.codec import InvalidRecordError
@@ -152,8 +150,6 @@ class QueueReader:
         self._runs_dir = runs_dir
         self._interrupted: list[QueueRow] = []
         self._read_at: float | None = None
-        self.cpu_holders: tuple[str, ...] = ()
-        """The runs that hold the CPU, for which others wait."""
 
     def forget_interrupted(self) -> None:
         """Read the interrupted runs in the next poll."""
@@ -164,7 +160,6 @@ class QueueReader:
         if self._read_at is None or time.monotonic() - self._read_at > INTERRUPTED_INTERVAL_SECONDS:
             self._interrupted, self._read_at = interrupted_rows(self._runs_dir), time.monotonic()
         live = list_queue()
-        self.cpu_holders = tuple(each.run for each in read_reservations() if each.holds(CPU.uuid))
         folders = {row.folder for row in live}
         return live + [row for row in self._interrupted if row.folder not in folders]
 
