@@ -210,7 +210,7 @@ def _agree_on_request(this_rank: _ConnectedRank, requested: Requested) -> RunReq
         return request
     if _under_torchrun():
         request = replace(request, agents=tuple(rank.agent for rank in this_rank.announcements))
-        request = continue_run_of_agents(request, requested.listener, this_rank.check_stop)
+        request = continue_run_of_agents(request)
     watch_other_claim(request, requested.listener, this_rank.check_stop)
     return request
 

@@ -10,10 +10,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from engine.config.training_sections import AmpLevel
@@ -21,11 +19,9 @@ from engine.distributed.messages import PeerFailedError, decode_message, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import store_timeout_s
 from engine.launch.request import RunRequest
-from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, read_claim
-from engine.runs.events import WarningEvent
+from engine.runs.claim import read_claim
 from engine.runs.find import newest_first
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.recorder import Listener
 from engine.utils.codec import Count, Record
 from engine.utils.errors import UsageError
 from engine.utils.exit_codes import ExitCode
@@ -194,41 +190,15 @@ def _receive_exit_code(store: Store) -> ExitCode:
     return code
 
 
-def continue_run_of_agents(
-    request: RunRequest, listener: Listener = lambda _: None, check_stop: Callable[[], None] = lambda: None
-) -> RunRequest:
+def continue_run_of_agents(request: RunRequest) -> RunRequest:
     """Return the request to resume the run of ranks that torchrun has restarted: they must not claim another one.
 
-    May wait for the process that owned it, as `find_run_of_agents` does."""
-    run = request.config.run
-    interrupted = find_run_of_agents(request.runs_dir, list(request.agents), listener, check_stop)
-    if interrupted is None or run.name not in (None, interrupted.name):
+    It is the newest run that ranks of one of these agents trained."""
+    run, agents = request.config.run, {*request.agents}
+    found = newest_first([each for each in list_runs(request.runs_dir) if agents & _claiming_agents(each)])
+    if not found or run.name not in (None, found[0].name):
         return request
-    return replace(request, config=request.config.with_values(run={"resume": True, "name": interrupted.name}))
-
-
-def find_run_of_agents(
-    runs_dir: Path,
-    agents: list[str],
-    listener: Listener = lambda _: None,
-    check_stop: Callable[[], None] = lambda: None,
-) -> RunFolder | None:
-    """Return the newest run that ranks of one of these agents trained; None if there is none.
-
-    Waits until its owner is gone: one that died on another host is noticed only by its missing heartbeat. `listener`
-    receives a warning about that, `check_stop` is called repeatedly and may raise."""
-    found = newest_first([run for run in list_runs(runs_dir) if set(agents) & _claiming_agents(run)])
-    if not found:
-        return None
-    run, timeout_s = found[0], HEARTBEAT_TIMEOUT_SECONDS + 1
-    deadline = time.monotonic() + timeout_s
-    if run.is_owned():
-        message = f"waiting up to {timeout_s:g} s for the process that trained {run.name} before to end"
-        listener(WarningEvent(message=message, code="already-running"))
-    while run.is_owned() and time.monotonic() < deadline:
-        check_stop()
-        time.sleep(1)
-    return run
+    return replace(request, config=request.config.with_values(run={"resume": True, "name": found[0].name}))
 
 
 def _claiming_agents(run: RunFolder) -> set[str]:

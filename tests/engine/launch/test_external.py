@@ -37,7 +37,7 @@ from engine.launch.node import (
 )
 from engine.launch.preflight import Preflight
 from engine.launch.request import RunRequest
-from engine.runs.events import Event, RankFailed, WarningEvent
+from engine.runs.events import RankFailed
 from engine.utils.errors import Problem
 from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, die_with_parent
@@ -134,23 +134,6 @@ def test_restart_by_torchrun_takes_over_run_of_its_own_agents(tmp_path: Path) ->
     assert (request.config.run.resume, request.config.run.name) == (True, "a")
     other = continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node8/6/2.00",)))
     assert not other.config.run.resume
-
-
-def test_wait_for_owner_of_restarted_ranks_is_announced_and_can_be_stopped(tmp_path: Path) -> None:
-    folder, shown = make_run_folder(tmp_path, "a", make_run_started()), list[Event]()
-    claim = {"format": 1, "host": "node7", "pid": 7, "agents": ["node7/5/1.00"], "heartbeat": time.time()}
-    folder.owner.write_text(json.dumps(claim))
-    stops = iter([None, KeyboardInterrupt()])
-
-    def check_stop() -> None:
-        if (error := next(stops)) is not None:
-            raise error
-
-    request = RunRequest(Config(), tmp_path, "x", agents=("node7/5/1.00",))
-    with pytest.raises(KeyboardInterrupt):
-        continue_run_of_agents(request, shown.append, check_stop)
-    [warning] = [event for event in shown if isinstance(event, WarningEvent)]
-    assert warning.code == "already-running" and "31 s" in warning.message and " a " in warning.message
 
 
 @pytest.mark.parametrize(
