@@ -11,7 +11,7 @@ from engine.gpus.current_use import MAX_UNATTRIBUTED_BYTES, Obstacle, find_curre
 from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import DIVERGED
-from engine.runs.run_row import UNREADABLE, RunRow
+from engine.runs.run_row import UNKNOWN_STATE, UNREADABLE, RunRow
 from engine.show.readings import READINGS
 from engine.utils.errors import Problem
 from engine.utils.process import user_name
@@ -36,6 +36,7 @@ STATE_SYMBOLS: dict[str, tuple[str, str]] = {
     Activity.ENDED: ("○", ""),
     DIVERGED: ("✗", BAD),
     UNREADABLE: ("✗", BAD),
+    UNKNOWN_STATE: ("?", WARNING),
 }
 ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 FAILED_STATES = (RunState.FAILED, RunState.CRASHED)

@@ -1,7 +1,8 @@
 """Commands on another host through the program `ssh`, so that `~/.ssh/config`, keys, agents and jump hosts count.
 
-`watch` keeps one connection per host open, which commands share through its control socket (ssh_config(5),
-ControlMaster). What a host answers is data: it is bounded here, and whoever shows it escapes it.
+Commands on a host share one connection through a control socket (ssh_config(5), ControlMaster): that of the user if
+`~/.ssh/config` names one, else one of gputrain. It ends after its last user, whoever opened it. What a host answers is
+data: it is bounded here, and whoever shows it escapes it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import CodedError, UsageError
 from engine.utils.exits import exit_status
 from engine.utils.files import make_user_folder, settings_file
@@ -39,7 +41,7 @@ SSH_FAILED = 255  # exit code of ssh when it has no connection, ssh(1)
 CONNECT_SECONDS = 10
 # A dead connection ends after the product of the two.
 ALIVE_SECONDS, ALIVE_COUNT = 5, 2
-ASKED_PERSIST_SECONDS = 10  # how long a connection with a password that was typed waits for its first user
+PERSIST_SECONDS = 10  # how long a connection waits for its next user
 OPTIONS = {
     "ClearAllForwardings": "yes",
     "RemoteCommand": "none",
@@ -58,17 +60,24 @@ MAX_SOCKET_FOLDER_BYTES = 108 - 40 - 17 - 2
 MAX_ANSWER_BYTES = 1 << 24
 MAX_WORDS_CHARS = 300
 READ_BYTES = 1 << 16
+MAX_PAUSE_SECONDS = 3600.0  # epoll_wait(2) takes 24 days at most
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
-# Line before the answer. What an rc file prints comes before it.
+# Line before the answer on stdout and before that on stderr. What an rc file prints comes before it.
 START_MARKER = b"gputrain-starts\n"
 # Made of two parts, so that a shell that prints its commands does not print the marker.
-_PRINT_MARKER = "printf 'gputrain-%s\\n' starts"
+_PRINT_MARKERS = "printf 'gputrain-%s\\n' starts; printf 'gputrain-%s\\n' starts >&2"
+NEEDS_GPUTRAIN = (
+    "command -v gputrain >/dev/null || { echo 'error: no gputrain in the PATH of a command over ssh, in ~/.local/bin "
+    "or in the folder of the one here; install it there, or link it into ~/.local/bin' >&2; exit 2; }"
+)
+"""Line of a shell that ends with a sentence on a host without gputrain."""
 # sshd does not give a command the PATH of a login shell. So two folders are searched as well: ~/.local/bin, and the one
 # that gputrain has here. A program there counts only if the user owns it.
 _FIND_GPUTRAIN = 'for bin in "$HOME/.local/bin" {}; do [ -O "$bin/gputrain" ] && PATH="$PATH:$bin"; done'
 
 _PR_SET_PDEATHSIG = 1
+T = TypeVar("T")
 
 
 class HostUnreachableError(CodedError):
@@ -79,11 +88,16 @@ class HostUnreachableError(CodedError):
 
 @dataclass(frozen=True)
 class HostAnswer:
-    """What a command on a host answered. `code` is its exit code, `stderr` also has what its rc files print."""
+    """What a command on a host answered, without what its rc files print. `code` is its exit code."""
 
     code: int
     stdout: bytes
     stderr: bytes
+
+    @property
+    def messages(self) -> list[str]:
+        """The lines of stderr, escaped."""
+        return [printable(line) for line in self.stderr.decode(errors="replace").splitlines() if line]
 
 
 def check_host_name(name: str) -> str:
@@ -116,27 +130,42 @@ def parse_hosts(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_host_name(part.strip()) for part in parts))
 
 
-def ssh_argv(
-    host: str, remote_command: str, *, terminal: bool = False, ask: bool = False, master: bool = False
-) -> list[str]:
-    """Return the command that runs `remote_command`, text for the login shell of the host.
+def ssh_argv(host: str, command: str, *, terminal: bool = False, ask: bool = False, shares: bool = False) -> list[str]:
+    """Return the arguments of ssh that run a `remote_command`.
 
     With `terminal` it gets the terminal. With `ask`, ssh asks for passwords and new host keys; without, it fails where
-    it would ask. A `master` shares its connection, unless another one already does.
+    it would ask. With `shares`, others may share its connection, also after its end.
     """
-    options = OPTIONS | {"BatchMode": "no" if ask else "yes", **_control_options(ask=ask, master=master)}
+    options = OPTIONS | {"BatchMode": "no" if ask else "yes", **_control_options(check_host_name(host), shares=shares)}
     flags = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    return ["ssh", *flags, "-t" if terminal else "-T", "--", check_host_name(host), remote_command]
+    return ["ssh", *flags, "-t" if terminal else "-T", "--", host, command]
 
 
-def _control_options(*, ask: bool, master: bool) -> Mapping[str, str]:
+def _control_options(host: str, *, shares: bool) -> Mapping[str, str]:
+    options = {"ControlMaster": "auto" if shares else "no", "ControlPersist": str(PERSIST_SECONDS)}
+    configured = _read_ssh_config(host)
+    if configured.get("controlpath", "none") != "none":
+        # A socket of the user, with a login that may have taken a second factor.
+        return options | ({"ControlPersist": value} if (value := configured["controlpersist"]) != "no" else {})
     folder = _socket_folder()
-    if folder is None:
-        return {"ControlMaster": "no", "ControlPath": "none"}
+    return (
+        {"ControlMaster": "no", "ControlPath": "none"} if folder is None else options | {"ControlPath": f"{folder}/%C"}
+    )
+
+
+def _read_ssh_config(host: str) -> Mapping[str, str]:
+    """Return what `~/.ssh/config` sets for a host by the names of the options; empty if ssh does not tell."""
+    try:
+        told = subprocess.run(  # noqa: S603 (the user's ssh)
+            ["ssh", "-G", "--", host],  # noqa: S607
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CONNECT_SECONDS,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
     return {
-        "ControlMaster": "auto" if ask or master else "no",
-        "ControlPath": f"{folder}/%C",
-        "ControlPersist": str(ASKED_PERSIST_SECONDS) if ask else "no",
+        name: value for name, _, value in (line.partition(" ") for line in told.decode(errors="replace").splitlines())
     }
 
 
@@ -153,18 +182,15 @@ def _socket_folder() -> str | None:
     return None
 
 
-def remote_command(argv: Sequence[str], *, marker: bool = True) -> str:
-    """Return text for the login shell of a host that runs a command there, in the home.
+def remote_command(argv: Sequence[str] = (), script: str = 'exec "$@"', *, marks: bool = True) -> str:
+    """Return text for the login shell of a host that runs a line of a POSIX shell there, in the home, with `argv` as
+    "$@"; by default it runs `argv`.
 
-    A gputrain of this user there is found as in a login shell. With `marker`, the output begins with `START_MARKER`.
+    A gputrain of this user there is found as in a login shell. With `marks`, stdout and stderr begin with
+    `START_MARKER`.
     """
-    return remote_script('exec "$@"', argv, marker=marker)
-
-
-def remote_script(script: str, argv: Sequence[str] = (), *, marker: bool = True) -> str:
-    """Return text for the login shell of a host that runs one line of a POSIX shell there, with `argv` as "$@"."""
     own_folder = shlex.quote(sysconfig.get_path("scripts"))
-    parts = [_FIND_GPUTRAIN.format(own_folder), *([_PRINT_MARKER] if marker else []), script]
+    parts = [_FIND_GPUTRAIN.format(own_folder), *([_PRINT_MARKERS] if marks else []), script]
     return f"exec sh -c {shlex.quote('; '.join(parts))} {shlex.join(['gputrain', *argv])}"
 
 
@@ -186,23 +212,34 @@ def start_ssh(argv: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
         raise HostUnreachableError(f"ssh cannot be started: {error.strerror}", code="not-installed") from error
 
 
+def ask_on_terminal(host: str, **streams: Any) -> int:
+    """Connect to a host on this terminal, where ssh asks for passwords and new host keys. Return its exit code.
+
+    The next command shares that connection."""
+    argv = ssh_argv(host, remote_command(["true"], marks=False), ask=True, shares=True)
+    with start_ssh(argv, **streams) as process:
+        return process.wait()
+
+
 def run_on(
     host: str,
-    argv: Sequence[str],
+    argv: Sequence[str] = (),
+    script: str = 'exec "$@"',
     *,
     timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
     stdin: IO[bytes] | None = None,
+    show: Callable[[bytes, int], object] | None = None,
 ) -> HostAnswer:
-    """Run a command on a host, in the home there, and return what it answers.
+    """Run a `remote_command` on a host, and return what it answers.
 
-    It shares the connection of a `HostWatch` if there is one. Raises HostUnreachableError if there is no answer in
-    time, or a longer one than `MAX_ANSWER_BYTES`.
+    `show` gets each line at once, and 1 or 2 for stdout or stderr; the answer is then without lines. Raises
+    HostUnreachableError if there is no answer in time, or a longer one than `MAX_ANSWER_BYTES`, and what `show` raises.
     """
-    command = ssh_argv(host, remote_command(argv))
+    command = ssh_argv(host, remote_command(argv, script))
     streams = {"stdin": stdin or subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start_ssh(command, **streams) as process:
         try:
-            output, errors = _read_both(process, time.monotonic() + timeout_s)
+            output, errors = _read_both(process, time.monotonic() + timeout_s, show)
             code = process.wait(timeout_s)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise HostUnreachableError(f"{host}: no answer within {timeout_s:.0f} s", code="timed-out") from None
@@ -211,31 +248,56 @@ def run_on(
         finally:
             process.kill()
     noise, marker, answer = output.partition(START_MARKER)
-    if not marker:
-        raise HostUnreachableError(f"{host}: {failure_words(errors or noise, code)}")
-    return HostAnswer(code, answer, errors)
+    words, is_marked, messages = errors.partition(START_MARKER)
+    if not marker or code == SSH_FAILED:
+        raise HostUnreachableError(f"{host}: {failure_words(messages or words or noise, code)}")
+    return HostAnswer(code, answer, messages if is_marked else words)
 
 
-def _read_both(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """Return stdout and stderr of a process. Raises TimeoutError, and OverflowError if they are too long."""
+def ask_gputrain(host: str, words: Sequence[str], parse: Callable[[bytes], T], script: str = 'exec gputrain "$@"') -> T:
+    """Return what a command of gputrain prints as JSON on a host. Raises HostUnreachableError without that."""
+    answer = run_on(host, words, f"{NEEDS_GPUTRAIN}; {script}")
+    try:
+        return parse(answer.stdout)
+    except InvalidRecordError as error:
+        told = "; ".join(answer.messages).removeprefix("error: ") if answer.code else ""
+        raise HostUnreachableError(f"{host}: {told or f'its answer {error}'}", code=error.code) from error
+
+
+def _read_both(
+    process: subprocess.Popen[bytes], deadline: float, show: Callable[[bytes, int], object] | None
+) -> tuple[bytes, bytes]:
+    """Return stdout and stderr of a process, without the lines that `show` got. Raises TimeoutError, and OverflowError
+    if they are too long."""
     assert process.stdout is not None and process.stderr is not None  # noqa: S101 (for mypy)
-    read = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    read = {1: bytearray(), 2: bytearray()}
     with selectors.DefaultSelector() as selector:
-        for handle in read:
-            selector.register(handle, selectors.EVENT_READ)
+        for stream, handle in ((1, process.stdout), (2, process.stderr)):
+            selector.register(handle, selectors.EVENT_READ, stream)
         while selector.get_map():
-            ready = selector.select(max(deadline - time.monotonic(), 0.0))
-            if not ready:
+            ready = selector.select(min(max(deadline - time.monotonic(), 0.0), MAX_PAUSE_SECONDS))
+            if time.monotonic() > deadline:
                 raise TimeoutError
             for key, _ in ready:
-                data = os.read(key.fd, READ_BYTES)
-                read[key.fd] += data
+                data, buffer = os.read(key.fd, READ_BYTES), read[key.data]
+                buffer += data
                 if not data:
                     selector.unregister(key.fd)
-                if len(read[key.fd]) > MAX_ANSWER_BYTES:
+                if show is not None:
+                    _show_lines(buffer, key.data, show, is_last=not data)
+                if len(buffer) > MAX_ANSWER_BYTES:
                     raise OverflowError(f"its answer has more than {MAX_ANSWER_BYTES >> 20} MiB")
-    output, errors = read.values()
-    return bytes(output), bytes(errors)
+    return bytes(read[1]), bytes(read[2])
+
+
+def _show_lines(buffer: bytearray, stream: int, show: Callable[[bytes, int], object], *, is_last: bool) -> None:
+    """Take the lines after the marker, which stays."""
+    _, marker, text = bytes(buffer).partition(START_MARKER)
+    *lines, rest = text.split(b"\n")
+    if marker:
+        for line in [*lines, rest] if is_last and rest else lines:
+            show(line, stream)
+        buffer[:] = marker + rest
 
 
 def failure_words(stderr: bytes, code: int | None) -> str:

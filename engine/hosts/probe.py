@@ -1,4 +1,4 @@
-"""Print the GPUs of this host and who holds them, a line of JSON per sample: for hosts without gputrain.
+"""Print the GPUs of this host and who holds them as `gputrain gpus --watch --json` does, for hosts without gputrain.
 
 `engine.hosts.watch` sends this file to `python3 -` on such a host, and `engine.hosts.reading` parses the lines. It
 needs nvidia-smi, and of Python the standard library of 3.6. It ends when nobody reads its output any more.
@@ -15,11 +15,23 @@ import time
 from typing import Any, Dict, List, Tuple
 
 LOOP_SECONDS = 5
-GPU_FIELDS = (
-    *("index", "uuid", "name", "pci.bus_id", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu"),
-    *("power.draw", "enforced.power.limit", "mig.mode.current", "driver_version"),
-)
+# Fields of nvidia-smi: the reading of gputrain, its unit, and for a number what makes it one of that unit.
+GPU_FIELDS: Dict[str, Tuple[str, str, Any]] = {
+    "index": ("index", "", 1),
+    "uuid": ("uuid", "", None),
+    "name": ("name", "", None),
+    "pci.bus_id": ("pci_bus_id", "", None),
+    "utilization.gpu": ("util", "%", 1),
+    "memory.used": ("memory_used", "B", 1 << 20),
+    "memory.total": ("memory_total", "B", 1 << 20),
+    "temperature.gpu": ("temperature", "\u00b0C", 1),
+    "power.draw": ("power", "W", 1.0),
+    "enforced.power.limit": ("power_limit", "W", 1.0),
+    "mig.mode.current": ("mig", "", None),
+    "driver_version": ("driver", "", None),
+}
 PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
+MIG_MODES = {"Enabled": "on", "Disabled": "off"}
 SILENCE_SECONDS = 0.3  # after the last line of a sample
 RESTART_SECONDS = 30  # before an nvidia-smi that ended is started again
 MAX_COMMAND_BYTES = 300
@@ -30,7 +42,7 @@ class Probe:
     """The last lines of nvidia-smi, which runs in a loop: a start takes a second on a host with eight GPUs."""
 
     def __init__(self) -> None:
-        self.gpus: Dict[str, List[str]] = {}  # fields by index
+        self.gpus: Dict[int, List[str]] = {}  # fields by index
         self.processes: Dict[Tuple[str, str], Tuple[str, float]] = {}  # memory and arrival, by the GPU and the PID
         self.error = ""
         self.answered_at = self.started_at = time.monotonic()
@@ -77,41 +89,54 @@ class Probe:
         for line in lines:
             text = line.decode("utf-8", "replace").strip()
             fields = [field.strip() for field in text.split(",")]
-            if len(fields) == len(GPU_FIELDS) and fields[0].isdigit():
-                self.gpus[fields[0]] = fields
+            if len(fields) == len(GPU_FIELDS) and fields[0].isdecimal():
+                self.gpus[int(fields[0])] = [MIG_MODES.get(field, field) for field in fields]
                 self.answered_at, self.error = time.monotonic(), ""
-            elif len(fields) == len(PROCESS_FIELDS) and fields[1].isdigit():
+            elif len(fields) == len(PROCESS_FIELDS) and fields[1].isdecimal():
                 self.processes[fields[0], fields[1]] = fields[2], time.monotonic()
             elif text:
                 self.error = text
 
     def sample(self) -> str:
-        now = time.monotonic()
+        now, age = time.monotonic(), round(time.monotonic() - self.answered_at, 1)
         self.processes = {key: seen for key, seen in self.processes.items() if now - seen[1] < 1.5 * LOOP_SECONDS}
-        processes = [
-            dict(describe(pid), gpu=gpu, pid=pid, memory=memory) for (gpu, pid), (memory, _) in self.processes.items()
-        ]
-        values: Dict[str, Any] = {
-            "host": os.uname().nodename,
-            "age": round(now - self.answered_at, 1),
-            "error": self.error,
-        }
-        values.update(gpus=list(self.gpus.values()), processes=processes)
-        return json.dumps(dict(values, probe=1), separators=(",", ":"))
+        gpus, driver = [], reading("", reason="not requested")
+        for _, texts in sorted(self.gpus.items()):
+            fields = {name: reading(text, *how) for (name, *how), text in zip(GPU_FIELDS.values(), texts)}  # noqa: B905
+            index, uuid, driver = fields.pop("index")["value"], fields.pop("uuid")["value"], fields.pop("driver")
+            held = [process(pid, memory) for (gpu, pid), (memory, _) in self.processes.items() if gpu == uuid]
+            gpu = {"index": index, "uuid": uuid, "state": "ok", "age": age, "time": driver["time"]}
+            gpus.append(dict(gpu, processes=reading(held), **fields))
+        values: Dict[str, Any] = {"probe": 1, "time": time.time(), "host": os.uname().nodename, "gpus": gpus}
+        values.update(
+            source={"kind": "driver", "made_up": False}, driver=driver, cuda=reading("", reason="not requested")
+        )
+        return json.dumps(dict(values, error=None if gpus else self.error or None), separators=(",", ":"))
 
 
-def describe(pid: str) -> Dict[str, str]:
-    """Return the user and the command of a process; empty if it is not in this /proc, as in a container."""
+def reading(value: Any, unit: str = "", scale: Any = None, reason: Any = None) -> Dict[str, Any]:
+    """Return a reading of nvidia-smi as gputrain stores it: its value, or why there is none, such as `[N/A]`."""
+    if isinstance(value, str) and (not value or value.startswith("[")):
+        value, reason = None, reason or value.strip("[]") or "unknown"
+    elif scale is not None:
+        value = type(scale)(float(value)) * scale
+    return {"value": value, "time": round(time.time(), 3), "reason": reason, "unit": unit}
+
+
+def process(pid: str, memory: str) -> Dict[str, Any]:
+    """Return a process; its user and command are unknown if it is not in this /proc, as in a container."""
+    user = command = ""
     try:
         uid = os.stat("/proc/" + pid).st_uid
+        user = "uid {}".format(uid)
         with open("/proc/{}/cmdline".format(pid), "rb") as file:
             command = file.read(MAX_COMMAND_BYTES).replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    except OSError:
-        return {"user": "", "command": ""}
-    try:
-        return {"user": pwd.getpwuid(uid).pw_name, "command": command}
-    except KeyError:
-        return {"user": "uid {}".format(uid), "command": command}
+        user = pwd.getpwuid(uid).pw_name
+    except (OSError, KeyError):
+        pass
+    missing = reading("", reason="not requested")
+    values = {"pid": int(pid), "kind": "compute", "instance": None, "cpu": missing, "memory": missing}
+    return dict(values, user=reading(user), command=reading(command), gpu_memory=reading(memory, "B", 1 << 20))
 
 
 def main() -> None:

@@ -6,13 +6,12 @@ A host may be hostile, so its answers are parsed as data of limited size; whoeve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import itemgetter
 from typing import Annotated, Any
 
-from engine.gpus.snapshot import DRIVER, Gpu, GpuProcess, Measurement, Missing, Snapshot, current_time, with_units
+from engine.gpus.snapshot import Snapshot
 from engine.hosts import probe
 from engine.runs.run_record import StoredForm, read_back
 from engine.runs.run_row import RunRow
@@ -22,20 +21,18 @@ from engine.utils.codec import (
     FileRecord,
     InvalidRecordError,
     Meta,
-    Record,
-    Seconds,
     decode,
     define_record,
     field,
     format_problem,
-    replace,
 )
 
 MAX_GPUS, MAX_PROCESSES, MAX_RUNS = 64, 1000, 200
 MAX_LINE_BYTES, MAX_RUN_BYTES = 1 << 20, 1 << 17
 MAX_TEXT_BYTES = 2000  # of one text in a reading of GPUs
-MAX_NUMBER, MAX_INDEX_DIGITS = 1e9, 5  # of nvidia-smi
 _LONG_TEXT = re.compile(rb'"[^"]{%d}' % MAX_TEXT_BYTES)
+_OWN_FORMAT = b'{"format":%d,' % FORMAT
+_PROBE_BEGINNING = b'{"probe":1,'
 _FORMAT = re.compile(rb'\{\s*"format":\s*(\d{1,4}),')
 _NEWS = tuple(b'{"format":%d,"%s":' % (FORMAT, name) for name in (b"gone", b"listed"))
 FORMATS_APART = 1  # versions that the gputrain of a host may be older or newer than this one
@@ -116,32 +113,16 @@ its folder is on the host."""
 _ROW_FIELDS = ("name", "folder", "message", "unreadable", "foreign", "tags", "note", "archived")
 
 
-class ProbedProcess(Record, frozen=True, kw_only=True):
-    """A process as the probe prints it: of nvidia-smi, and user and command of /proc."""
-
-    gpu: str
-    pid: Annotated[str, Meta(pattern="^[0-9]{1,15}$")]
-    memory: str
-    user: str
-    command: str
-
-
-class ProbeSample(Record, frozen=True, kw_only=True):
-    """A line of the probe: `age` is that of the last answer of nvidia-smi in seconds, `error` what it says instead."""
-
-    host: str
-    age: Seconds
-    error: str
-    gpus: tuple[Annotated[tuple[str, ...], Meta(min_length=len(probe.GPU_FIELDS))], ...]
-    processes: tuple[ProbedProcess, ...]
-
-
 def parse_snapshot(line: bytes) -> Snapshot:
     """Return the snapshot in a line of `gputrain gpus --watch --json` or of the probe. Raises InvalidRecordError."""
     if _LONG_TEXT.search(line):
         raise InvalidRecordError(f"has a text of more than {MAX_TEXT_BYTES} bytes", code="too-large")
     is_probe = _FORMAT.match(line) is None
-    snapshot = _make_snapshot(decode(line, ProbeSample)) if is_probe else decode(_in_own_format(line), Snapshot)
+    own = _OWN_FORMAT + line[len(_PROBE_BEGINNING) :] if is_probe else _in_own_format(line)
+    snapshot = decode(own, Snapshot)
+    if is_probe:
+        # Not a word of nvidia-smi for three of its turns.
+        snapshot = snapshot.as_of(snapshot.time, 3.0 * probe.LOOP_SECONDS)
     processes = sum(len(gpu.processes.value or ()) for gpu in snapshot.gpus)
     if len(snapshot.gpus) > MAX_GPUS or processes > MAX_PROCESSES:
         raise InvalidRecordError(f"has more than {MAX_GPUS} GPUs or {MAX_PROCESSES} processes", code="too-large")
@@ -169,72 +150,4 @@ def _in_own_format(line: bytes) -> bytes:
     if match is None or abs(int(match[1]) - FORMAT) > FORMATS_APART:
         problem = format_problem(match and int(match[1])) or ""
         raise InvalidRecordError(f"{problem}; install the same gputrain there and here", code="wrong-version")
-    return b'{"format":%d,' % FORMAT + line[match.end() :]
-
-
-def _make_snapshot(sample: ProbeSample) -> Snapshot:
-    now = current_time()
-    processes: dict[str, list[GpuProcess]] = {}
-    for process in sample.processes:
-        processes.setdefault(process.gpu, []).append(_make_process(process, now))
-    gpus = [_make_gpu(dict(zip(probe.GPU_FIELDS, values, strict=False)), processes, now) for values in sample.gpus]
-    gpus.sort(key=lambda gpu: gpu.index)
-    driver = sample.gpus[0][probe.GPU_FIELDS.index("driver_version")] if sample.gpus else None
-    return Snapshot(
-        time=now,
-        host=sample.host,
-        source=DRIVER,
-        driver=Measurement(driver, now, sample.error or None),
-        cuda=Measurement(None, now, Missing.NOT_REQUESTED),
-        error=sample.error or None if not gpus else None,
-        gpus=tuple(gpu.aged(sample.age, 3.0 * probe.LOOP_SECONDS) for gpu in gpus),
-    )
-
-
-def _make_process(process: ProbedProcess, now: float) -> GpuProcess:
-    unknown: Measurement[Any] = Measurement(None, now, Missing.NOT_REQUESTED)
-    return GpuProcess(
-        pid=int(process.pid),
-        kind="compute",
-        instance=None,
-        user=Measurement(process.user or None, now),
-        command=Measurement(process.command or None, now),
-        gpu_memory=_measure(process.memory, now, _from_mebibytes),
-        cpu=unknown,
-        memory=unknown,
-    )
-
-
-def _make_gpu(fields: dict[str, str], processes: dict[str, list[GpuProcess]], now: float) -> Gpu:
-    index, uuid, name, bus = itemgetter("index", "uuid", "name", "pci.bus_id")(fields)
-    if not (index.isdecimal() and len(index) < MAX_INDEX_DIGITS):
-        raise InvalidRecordError("has a GPU without an index")
-    readings: dict[str, Measurement[Any]] = {
-        "name": Measurement(name, now),
-        "pci_bus_id": Measurement(bus, now),
-        "util": _measure(fields["utilization.gpu"], now),
-        "memory_used": _measure(fields["memory.used"], now, _from_mebibytes),
-        "memory_total": _measure(fields["memory.total"], now, _from_mebibytes),
-        "temperature": _measure(fields["temperature.gpu"], now),
-        "power": _measure(fields["power.draw"], now, float),
-        "power_limit": _measure(fields["enforced.power.limit"], now, float),
-        "mig": Measurement({"Enabled": "on", "Disabled": "off"}.get(fields["mig.mode.current"]), now),
-    }
-    held = Measurement(tuple(processes.get(uuid, ())), now)
-    gpu = Gpu(index=int(index), uuid=uuid, state="ok", age=0.0, time=now, processes=held)
-    return replace(gpu, **with_units(readings))
-
-
-def _from_mebibytes(number: float) -> int:
-    return int(number) << 20
-
-
-def _measure(text: str, now: float, convert: Callable[[float], float] = int) -> Measurement[Any]:
-    """Return a number of nvidia-smi, or its reason why there is none, such as `[N/A]`."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < MAX_NUMBER:
-        return Measurement(None, now, text.strip("[]") or Missing.NOT_SUPPORTED)
-    return Measurement(convert(number), now)
+    return _OWN_FORMAT + line[match.end() :]

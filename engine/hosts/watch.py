@@ -1,7 +1,7 @@
 """Follow several hosts in the background: `HostWatch` keeps one connection per host and returns the last readings.
 
 On a host with gputrain it reads the lines of `gputrain gpus --watch --json` and of `gputrain runs --watch --json`, on
-others those of `probe`. One thread serves all hosts, so none of them delays another.
+others those of `probe`. Each host has a thread, so none of them delays another.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from engine.hosts.channel import (
     MAX_WORDS_CHARS,
+    READ_BYTES,
     START_MARKER,
     HostUnreachableError,
+    ask_on_terminal,
     failure_words,
     parse_hosts,
     remote_command,
-    remote_script,
     ssh_argv,
     start_ssh,
 )
@@ -38,7 +39,7 @@ from engine.hosts.reading import (
     parse_run,
     parse_snapshot,
 )
-from engine.runs.run_row import RunRow
+from engine.runs.run_row import UNKNOWN_STATE, RunRow
 from engine.utils.codec import InvalidRecordError
 from engine.utils.codec import replace as replace_record
 from engine.utils.text import printable
@@ -53,9 +54,8 @@ PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 5.0)  # before the next attempts
 TICK_SECONDS = 1.0
 END_SECONDS = 1.0
 EXIT_CODE_SECONDS = 0.2  # between the end of the answer and that of ssh
-READ_BYTES = 1 << 16
 MAX_WORDS_BYTES = 1 << 12
-# More keeps this thread from serving other hosts. The first word of a host with long runs has one MiB.
+# More takes this process too long. The first word of a host with long runs has one MiB.
 MAX_BYTES_PER_TICK = 1 << 23
 # What ssh says when it would ask for something; it has no exit codes for that.
 ASKS = (b"Permission denied", b"Host key verification failed")
@@ -71,7 +71,7 @@ _SCRIPT = (
     f"exec gputrain gpus --watch --json --interval {INTERVAL_SECONDS} < /dev/null; else exec python3 -; fi"
 )
 
-
+_MARKER = START_MARKER.rstrip()
 _PROBE = Path(__file__).with_name("probe.py")
 
 
@@ -83,17 +83,10 @@ class HostWatch:
     """
 
     def __init__(self, names: Sequence[str], runs_dir: Path | None = None) -> None:
-        command = remote_script(_SCRIPT, [str(runs_dir or "")])
-        self._links = {name: _Link(name, command) for name in parse_hosts(names)}
-        self._runs_dir = runs_dir
-        self._has_runs_dir = self._find_runs_dir()
         self._changed = threading.Event()
-        self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._wake_reader, self._wake_writer = os.pipe()
-        self._selector.register(self._wake_reader, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
-        self._thread.start()
+        self._links = {name: _Link(name, runs_dir, self._changed) for name in parse_hosts(names)}
+        for link in self._links.values():
+            link.start()
 
     def readings(self) -> tuple[HostReading, ...]:
         """Return what each host has said, in the order of the names."""
@@ -114,154 +107,126 @@ class HostWatch:
 
     def retry(self, name: str) -> None:
         """Connect to a host that is down now, and not after the pause."""
-        self._links[name].retry_at = 0.0
-        self._wake()
+        self._links[name].wake.set()
 
     def ask(self, name: str) -> int:
         """Connect to a host on this terminal, where ssh asks for passwords and new host keys. Return its exit code.
 
         The screen must be suspended. A connection that succeeds is used at once.
         """
-        with start_ssh(ssh_argv(name, remote_command(["true"], marker=False), ask=True)) as process:
-            code = process.wait()
+        code = ask_on_terminal(name)
         self.retry(name)
         return code
 
     def close(self) -> None:
         """End all connections."""
-        self._closed = True
-        self._wake()
-        self._thread.join(END_SECONDS)
-
-    def _find_runs_dir(self) -> bool:
-        return self._runs_dir is None or self._runs_dir.is_dir()
-
-    def _wake(self) -> None:
-        with suppress(OSError):
-            os.write(self._wake_writer, b"\0")
-
-    def _run(self) -> None:
-        try:
-            while not self._closed:
-                now = time.monotonic()
-                if not self._has_runs_dir and self._find_runs_dir():
-                    # Hosts that share it follow another one.
-                    self._has_runs_dir = True
-                    for link in self._links.values():
-                        link.reconnect(self._selector)
-                for link in self._links.values():
-                    if link.advance(now, self._selector):
-                        self._changed.set()
-                for key, _ in self._selector.select(TICK_SECONDS):
-                    if key.data is None:
-                        os.read(self._wake_reader, READ_BYTES)
-                    elif key.data.receive(key.fileobj, self._selector):
-                        self._changed.set()
-        finally:
-            for link in self._links.values():
-                link.disconnect(self._selector)
-            deadline = time.monotonic() + END_SECONDS
-            for link in self._links.values():
-                link.end(deadline)
-            self._selector.close()
-            os.close(self._wake_reader)
-            os.close(self._wake_writer)
+        for link in self._links.values():
+            link.close()
+        deadline = time.monotonic() + 2 * END_SECONDS
+        for link in self._links.values():
+            link.join(max(deadline - time.monotonic(), 0.0))
 
 
-class _Link:
-    """The connection to one host, which `HostWatch` serves in its thread."""
+class _Link(threading.Thread):
+    """Keeps the connection to one host: connects, reads what it says, and connects again when that ends."""
 
-    def __init__(self, name: str, command: str) -> None:
+    def __init__(self, name: str, runs_dir: Path | None, changed: threading.Event) -> None:
+        super().__init__(name=f"host {name}", daemon=True)
         self.reading = HostReading(name)
-        # When it connects, on the monotonic clock; infinite if only a person can help.
-        self.retry_at = 0.0
-        self._command = command
+        self.wake = threading.Event()
+        """Ends the pause before the next attempt."""
+        self._runs_dir, self._changed = runs_dir, changed
+        self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0
-        # When the host said something that was understood; and that, or when the connection began.
         self._heard_at: float | None = None
-        self._active_at = self._connected_at = 0.0
-        self._ended: list[subprocess.Popen[bytes]] = []
-        self._clear()
+        """When the host said something that was understood."""
 
-    def _clear(self) -> None:
-        """Forget what belongs to a connection."""
-        self._answer, self._runs, self._words, self._note = bytearray(), bytearray(), bytearray(), ""
-        self._rows: dict[str, RunRow] = {}
-        self._has_all_rows = False
-        self._has_started, self._tick_at, self._tick_bytes = False, 0.0, 0
+    def close(self) -> None:
+        """Request the end of the connection and of the thread."""
+        self._is_closed = True
+        self.wake.set()
+        if (process := self._process) is not None:
+            process.terminate()
 
-    def advance(self, now: float, selector: selectors.BaseSelector) -> bool:
-        """Connect if it is time to, and find out how old the last word is. Return whether the reading has changed."""
-        previous = self.reading
-        if self._process is None and now >= self.retry_at:
-            self._connect(now, selector)
-        elif self._process is not None and now - self._active_at > GIVEN_UP_SECONDS:
-            self._fail(f"no answer for {GIVEN_UP_SECONDS:.0f} s", selector)
-        if self._heard_at is not None:
-            if self.reading.state is HostState.OK and now - self._heard_at > STALE_SECONDS:
-                self._set_old(HostState.STALE, "no news")
-            elif self.reading.age_s not in (None, int(now - self._heard_at)):
-                self._set_old(self.reading.state, self.reading.reason)
-        return self.reading is not previous
+    def run(self) -> None:
+        while not self._is_closed:
+            self.wake.clear()
+            self._active_at = self._connected_at = time.monotonic()
+            self._words, self._note, self._has_started, self._has_all_rows = b"", "", False, False
+            self._rows: dict[str, RunRow] = {}
+            retry_at = self._follow()
+            while not self.wake.wait(min(max(retry_at - time.monotonic(), 0.0), TICK_SECONDS)):
+                if time.monotonic() >= retry_at:
+                    break
+                self._grow_old()
 
-    def _connect(self, now: float, selector: selectors.BaseSelector) -> None:
-        self.end(now)
-        self._clear()
-        self._active_at = self._connected_at = now
-        command = ssh_argv(self.reading.name, self._command, master=True)
+    def _follow(self) -> float:
+        """Follow the host until the connection ends. Return when to connect again, on the monotonic clock; infinite if
+        only a person can help."""
+        command = remote_command([str(self._runs_dir or "")], _SCRIPT)
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         try:
             # In its own session: Ctrl-C at a question of another ssh, or in a shell, is not for it.
-            self._process = process = start_ssh(command, start_new_session=True, **pipes)
+            process = start_ssh(ssh_argv(self.reading.name, command, shares=True), start_new_session=True, **pipes)
         except HostUnreachableError as error:
-            self._fail(str(error), selector)
-            return
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None  # noqa: S101
-        # It fits into the pipe, whether ssh reads it or not.
-        with suppress(OSError), process.stdin as stdin:
-            stdin.write(_PROBE.read_bytes())
-        for stream in (process.stdout, process.stderr):
-            os.set_blocking(stream.fileno(), False)
-            selector.register(stream, selectors.EVENT_READ, self)
+            return self._fail(str(error))
+        self._process = process
+        with process:
+            assert process.stdin is not None  # noqa: S101 (for mypy)
+            # It fits into the pipe, whether ssh reads it or not.
+            with suppress(OSError), process.stdin as stdin:
+                stdin.write(_PROBE.read_bytes())
+            try:
+                return self._read(process)
+            finally:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(END_SECONDS)
+                process.kill()
 
-    def receive(self, stream: IO[bytes], selector: selectors.BaseSelector) -> bool:
-        """Read what has arrived through stdout or stderr. Return whether the reading has changed."""
-        previous, process = self.reading, self._process
-        if process is None:
-            # An earlier stream has ended the connection.
-            return False
-        is_answer = stream is process.stdout
-        buffer = self._answer if is_answer else self._runs
-        data = os.read(stream.fileno(), READ_BYTES)
-        buffer += data
-        if b"\n" in data:
-            *lines, rest = bytes(buffer).split(b"\n")
-            buffer[:] = rest
-            (self._take_answer if is_answer else self._take_runs)(lines)
-        if not data:
-            selector.unregister(stream)
-            if is_answer:
-                self._fail(self._end_reason(process), selector)
-        elif len(buffer) > (MAX_LINE_BYTES if is_answer else MAX_RUN_BYTES):
-            self._fail(f"its answer has a line of more than {len(buffer) >> 10} KiB", selector)
-        elif self._is_flood(len(data)):
-            self._fail(f"its answers have more than {MAX_BYTES_PER_TICK >> 20} MiB a second", selector)
-        return self.reading is not previous
-
-    def _is_flood(self, size: int) -> bool:
-        now = time.monotonic()
-        if now - self._tick_at > TICK_SECONDS:
-            self._tick_at, self._tick_bytes = now, 0
-        self._tick_bytes += size
-        return self._tick_bytes > MAX_BYTES_PER_TICK
+    def _read(self, process: subprocess.Popen[bytes]) -> float:
+        """Read what the host says. Return when to connect again."""
+        assert process.stdout is not None and process.stderr is not None  # noqa: S101 (for mypy)
+        lacks_folder = self._runs_dir is not None and not self._runs_dir.is_dir()
+        tick_at, tick_bytes = 0.0, 0
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, (bytearray(), self._take_answer, MAX_LINE_BYTES))
+            selector.register(process.stderr, selectors.EVENT_READ, (bytearray(), self._take_runs, MAX_RUN_BYTES))
+            while not self._is_closed:
+                ready, now = selector.select(TICK_SECONDS), time.monotonic()
+                if now - tick_at > TICK_SECONDS:
+                    tick_at, tick_bytes = now, 0
+                # What ssh says before it ends comes first.
+                for key, _ in sorted(ready, key=lambda event: event[0].fileobj is process.stdout):
+                    rest, take, max_bytes = key.data
+                    data = os.read(key.fd, READ_BYTES)
+                    rest += data
+                    tick_bytes += len(data)
+                    if b"\n" in data:
+                        *lines, rest[:] = bytes(rest).split(b"\n")
+                        take(lines)
+                    if not data and key.fileobj is process.stdout:
+                        return self._fail(self._end_reason(process))
+                    if not data:
+                        selector.unregister(key.fd)
+                    if len(rest) > max_bytes:
+                        return self._fail(f"its answer has a line of more than {len(rest) >> 10} KiB")
+                if tick_bytes > MAX_BYTES_PER_TICK:
+                    return self._fail(f"its answers have more than {MAX_BYTES_PER_TICK >> 20} MiB a second")
+                if now - self._active_at > GIVEN_UP_SECONDS:
+                    return self._fail(f"no answer for {GIVEN_UP_SECONDS:.0f} s")
+                if lacks_folder and self._runs_dir is not None and self._runs_dir.is_dir():
+                    # Hosts that share it follow another one. What is known stays.
+                    return now
+                self._grow_old()
+        return now
 
     def _take_answer(self, lines: list[bytes]) -> None:
         """Take the last snapshot among lines of stdout. Lines before the marker are noise."""
-        marker = START_MARKER.rstrip()
-        if not self._has_started and marker in lines:
+        if not self._has_started and _MARKER in lines:
             self._has_started = True
-            lines = lines[lines.index(marker) + 1 :]
+            lines = lines[lines.index(_MARKER) + 1 :]
         if not self._has_started or not lines:
             return
         try:
@@ -272,15 +237,14 @@ class _Link:
         self._failures = 0
         self._active_at = self._heard_at = time.monotonic()
         has_gputrain = lines[-1].startswith(b'{"format"')
-        has_all_rows = self._has_all_rows or not has_gputrain
-        is_late = not has_all_rows and self._heard_at - self._connected_at > STALE_SECONDS
-        self.reading = replace(
-            self.reading,
+        self._has_all_rows |= not has_gputrain
+        is_late = not self._has_all_rows and self._heard_at - self._connected_at > STALE_SECONDS
+        self._set(
             state=HostState.OK,
-            reason=printable(snapshot.error or self._note or (LATE_RUNS if is_late else ""))[:MAX_WORDS_CHARS],
+            reason=snapshot.error or self._note or (LATE_RUNS if is_late else ""),
             age_s=None,
             snapshot=snapshot,
-            has_all_rows=has_all_rows,
+            has_all_rows=self._has_all_rows,
             has_gputrain=has_gputrain,
             must_ask=False,
         )
@@ -288,22 +252,24 @@ class _Link:
     def _take_runs(self, lines: list[bytes]) -> None:
         """Take the runs among lines of stderr; others are words of ssh and of rc files."""
         for line in lines:
-            if line == NO_RUNS.encode():
-                self._note, self._has_all_rows = f"{NO_RUNS}: {failure_words(bytes(self._words), None)}", True
+            if line == _MARKER:
+                self._words = b""
+            elif line == NO_RUNS.encode():
+                self._note, self._has_all_rows = f"{NO_RUNS}: {failure_words(self._words, None)}", True
             elif line.startswith(b'{"format"'):
                 self._take_run(line)
             else:
                 self._words = (self._words + line + b"\n")[-MAX_WORDS_BYTES:]
         if self._has_all_rows:
             rows = sorted(self._rows.values(), key=lambda row: (-(row.record.started_at or 0.0), row.name))
-            reason = (self.reading.reason or self._note) if self.reading.state is HostState.OK else self.reading.reason
-            self.reading = replace(self.reading, rows=tuple(rows), has_all_rows=True, reason=reason)
+            reason = self.reading.reason or (self._note if self.reading.state is HostState.OK else "")
+            self._set(rows=tuple(rows), has_all_rows=True, reason=reason)
 
     def _take_run(self, line: bytes) -> None:
         try:
             news = parse_run(line)
         except InvalidRecordError as error:
-            self._note = printable(f"a run of it {error}")
+            self._note = f"a run of it {error}"
             return
         if isinstance(news, RunRow):
             if news.name in self._rows or len(self._rows) < MAX_RUNS:
@@ -320,56 +286,51 @@ class _Link:
             code = process.wait(EXIT_CODE_SECONDS)
         if code == _NOT_FOUND:
             return "it has neither gputrain nor python3"
-        with suppress(OSError, ValueError):
-            assert process.stderr is not None  # noqa: S101 (for mypy)
-            self._words += self._runs + os.read(process.stderr.fileno(), READ_BYTES)
-        return failure_words(bytes(self._words), code)
+        return failure_words(self._words, code)
 
-    def _fail(self, reason: str, selector: selectors.BaseSelector) -> None:
-        """End the connection, and say why."""
+    def _fail(self, reason: str) -> float:
+        """Say why the connection has ended. Return when to connect again."""
         must_ask = not self._has_started and any(words in self._words for words in ASKS)
-        is_refused = must_ask and _WAITS_FOR_PERSON in self._words
+        self._set(must_ask=must_ask)
+        self._set_old(HostState.DOWN, reason)
         pause_s = PAUSES_SECONDS[min(self._failures, len(PAUSES_SECONDS) - 1)]
         self._failures += 1
-        self.retry_at = math.inf if is_refused else time.monotonic() + pause_s
-        self.disconnect(selector)
-        self._set_old(HostState.DOWN, reason)
-        self.reading = replace(self.reading, must_ask=must_ask)
+        return math.inf if must_ask and _WAITS_FOR_PERSON in self._words else time.monotonic() + pause_s
+
+    def _grow_old(self) -> None:
+        """Say for how long the host has been silent."""
+        reading, now = self.reading, time.monotonic()
+        if self._heard_at is None:
+            silence_s = int(now - self._connected_at)
+            reason = f"no answer for {silence_s} s"
+            if reading.state is HostState.CONNECTING and silence_s >= STALE_SECONDS and reading.reason != reason:
+                self._set(reason=reason)
+        elif reading.state is HostState.OK and now - self._heard_at > STALE_SECONDS:
+            self._set_old(HostState.STALE, "no news")
+        elif reading.age_s not in (None, int(now - self._heard_at)):
+            self._set_old(reading.state, reading.reason)
 
     def _set_old(self, state: HostState, reason: str) -> None:
-        """Say how old the last word is. Of its GPUs only what does not change is still known."""
-        snapshot, age_s = self.reading.snapshot, None
+        """Say how old the last word is. Of its GPUs only what does not change is still known, and of its live runs
+        nothing."""
+        snapshot, age_s, rows = self.reading.snapshot, None, self.reading.rows
         if self._heard_at is not None and snapshot is not None:
             age = time.monotonic() - self._heard_at
             age_s = int(age)
             snapshot = replace_record(snapshot, gpus=tuple(gpu.as_stale(age) for gpu in snapshot.gpus))
-        reason = printable(reason)[:MAX_WORDS_CHARS]
-        self.reading = replace(self.reading, state=state, reason=reason, age_s=age_s, snapshot=snapshot)
+            if any(row.live for row in rows):
+                message = (
+                    f"was {{}} at {time.strftime('%H:%M', time.localtime(time.time() - age))}; its host is {state}"
+                )
+                rows = tuple(
+                    row._replace(state=UNKNOWN_STATE, message=message.format(row.state)) if row.live else row
+                    for row in rows
+                )
+        self._set(state=state, reason=reason, age_s=age_s, snapshot=snapshot, rows=rows)
 
-    def reconnect(self, selector: selectors.BaseSelector) -> None:
-        """Connect anew, unless there is no connection. What is known stays."""
-        if self._process is not None:
-            self.disconnect(selector)
-            # Until then, ssh removes its control socket.
-            self.retry_at = time.monotonic() + PAUSES_SECONDS[0]
-
-    def disconnect(self, selector: selectors.BaseSelector) -> None:
-        """Request the end of ssh, which takes its control socket with it."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                with suppress(KeyError):
-                    selector.unregister(stream)
-                stream.close()
-        process.terminate()
-        self._ended.append(process)
-
-    def end(self, deadline: float) -> None:
-        """End each ssh that was asked to end, by force after a deadline."""
-        for process in self._ended:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0.0))
-            process.kill()
-        self._ended.clear()
+    def _set(self, **changes: Any) -> None:
+        """Publish a changed reading."""
+        if "reason" in changes:
+            changes["reason"] = printable(changes["reason"])[:MAX_WORDS_CHARS]
+        self.reading = replace(self.reading, **changes)
+        self._changed.set()

@@ -36,7 +36,7 @@ from engine.runs.metrics import (
 from engine.runs.monitor import record_monitor
 from engine.runs.run_config import default_values
 from engine.runs.run_record import DIVERGED
-from engine.runs.run_row import UNREADABLE, RunRow
+from engine.runs.run_row import UNKNOWN_STATE, UNREADABLE, RunRow
 from engine.utils.errors import UsageError, nearest
 from engine.utils.text import list_names
 
@@ -110,7 +110,7 @@ ROW_FIELDS: Mapping[str, Field] = {
     for field in (
         Field("name", FieldKind.TEXT, lambda row: row.name),
         Field("best", FieldKind.SHARE, lambda row: record_monitor(row.record).of_run(row.record), descending=True),
-        Field("state", FieldKind.TEXT, lambda row: row.state, choices=(*RunState, *SHOWN_STATES)),
+        Field("state", FieldKind.TEXT, lambda row: row.state, choices=(*RunState, UNKNOWN_STATE, *SHOWN_STATES)),
         Field("tags", FieldKind.TAGS, lambda row: row.tags),
         Field("note", FieldKind.TEXT, lambda row: row.note),
         Field("archived", FieldKind.FLAG, lambda row: row.archived),

@@ -32,6 +32,8 @@ from engine.utils.units import format_duration
 
 UNREADABLE = "unreadable"
 """What lists show in place of the state of a run whose files cannot be read."""
+UNKNOWN_STATE = "unknown"
+"""The state of a run that was live when its host was last heard."""
 # A live run with a problem of its disk has no news if its record is older than this.
 NO_NEWS_SECONDS = 2.0
 

@@ -22,6 +22,7 @@ MAX_SECONDS = 30.0
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 SSH = """\
 #!/bin/sh
+[ "$1" = -G ] && exit
 while [ "$1" != -- ]; do shift; done
 case $2 in
 words) cat escapes >&2; exit 255;;

@@ -6,40 +6,38 @@ A command on HOST:RUN is sent to the host. What it prints there is printed here,
 
 from __future__ import annotations
 
-import io
+import math
 import os
+import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from engine.batch.states import ENGINES as BATCH_SYSTEMS
 from engine.batch.states import is_batch_system
 from engine.hosts.channel import (
+    NEEDS_GPUTRAIN,
     SSH_FAILED,
-    START_MARKER,
     HostUnreachableError,
+    ask_gputrain,
+    ask_on_terminal,
     check_host_name,
-    failure_words,
     remote_command,
-    remote_script,
     run_on,
     ssh_argv,
-    start_ssh,
 )
-from engine.hosts.placement import GPUTRAIN_LINES, MESSAGE_MARKER, RemoteRequest, messages_of, start_on
+from engine.hosts.placement import RemoteRequest, start_on
 from engine.hosts.reading import parse_run
 from engine.hosts.watch import ASKS
 from engine.launch.submission import JobOptions, print_script, submit_run, without_options
 from engine.runs.root import runs_root
 from engine.runs.run_row import RunRow
-from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
 from engine.utils.exit_codes import CommandExit, ExitCode
 from engine.utils.text import printable
@@ -55,13 +53,14 @@ if TYPE_CHECKING:
 
 COMMANDS = frozenset({
     "attach", "compare", "logs", "resume", "stop", "wait",
-    "runs checkpoint", "runs continue", "runs delete", "runs pause", "runs show",
+    "runs checkpoint", "runs continue", "runs delete", "runs pause", "runs restore", "runs show",
 })  # fmt: skip
 """The commands that take HOST:RUN."""
+# A command on a run in a text, as in "`gputrain resume fashion-17` goes on".
+_COMMAND_ON_RUN = re.compile(rf"(\bgputrain (?:{'|'.join(COMMANDS)}) )(?=[a-z0-9])")
 T = TypeVar("T")
 SCREEN_OPTIONS = ("--detach", "--headless")
 PLACE_OPTIONS = ("--on", "--nodes", "--partition", "--slurm")
-MAX_LINE_BYTES = 1 << 16
 # The first of these with which a part of the command ends is the exit code.
 WORST_CODES = (ExitCode.USAGE_ERROR, ExitCode.TIMED_OUT, ExitCode.FAILED, ExitCode.STOPPED)
 
@@ -113,7 +112,7 @@ def start_elsewhere(
         print_error(Problem("", str(error), code=error.code))
         raise typer.Exit(CommandExit.FAILED if remote.is_command else ExitCode.FAILED) from error
     for line in started.messages:
-        typer.echo(f"{started.host}: {line}", err=True)
+        typer.echo(name_runs(started.host, line, f"{started.host}: "), err=True)
     if started.code:
         raise typer.Exit(started.code)
     typer.echo(f"{started.host}:{started.name}")
@@ -137,9 +136,8 @@ def _with_questions(host: str, act: Callable[[], T], act_again: Callable[[], T])
     except HostUnreachableError as error:
         if not is_on_terminal() or not any(words.decode() in str(error) for words in ASKS):
             raise
-        with start_ssh(ssh_argv(host, remote_command(["true"], marker=False), ask=True), stdout=sys.stderr) as process:
-            if process.wait() == SSH_FAILED:
-                raise
+        if ask_on_terminal(host, stdout=sys.stderr) == SSH_FAILED:
+            raise
     return act_again()
 
 
@@ -216,7 +214,7 @@ def _words_for(host: str, words: Sequence[str], places: Mapping[str, tuple[str, 
     return [places[word][1] if word in places else word for word in words if places.get(word, (host, ""))[0] == host]
 
 
-def host_script(runs: Sequence[str], *, marks: bool = True) -> str:
+def host_script(runs: Sequence[str]) -> str:
     """Return a line of a shell that runs `gputrain` with its arguments on a host, where these runs are.
 
     The runs folder is that of this shell, if the host has it, else that of the host, where the runs of copies are."""
@@ -225,7 +223,7 @@ def host_script(runs: Sequence[str], *, marks: bool = True) -> str:
         f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null",
         'export GPUTRAIN_RUNS="${GPUTRAIN_RUNS:-$HOME/runs}"',
         f'[ -d {root} ] && {{ [ -e {root}/{first} ] || [ ! -e "$GPUTRAIN_RUNS"/{first} ]; }} && GPUTRAIN_RUNS={root}',
-        *GPUTRAIN_LINES[not marks :],
+        NEEDS_GPUTRAIN,
         'exec gputrain "$@"',
     ]
     return "; ".join(parts)
@@ -237,25 +235,27 @@ def read_host_run(reference: str) -> RunRow | None:
     if (place := split_host(reference)) is None:
         return None
     host, run = place
-    words = ["sh", "-c", host_script([run]), "sh", "runs", "show", run, "--json"]
     try:
-        answer = run_on(host, words)
-        row = parse_run(answer.stdout)
+        row = ask_gputrain(host, ["runs", "show", run, "--json"], parse_run, host_script([run]))
     except HostUnreachableError as error:
         raise UsageError.one("", str(error), code=error.code) from error
-    except InvalidRecordError as error:
-        told = "; ".join(messages_of(answer.stderr)) or f"its answer {error}"
-        raise UsageError.one("", f"{host}: {told.removeprefix('error: ')}", code=error.code) from error
     assert isinstance(row, RunRow)  # noqa: S101 (of one run)
     # A command has parameters in place of a config.
     return row._replace(name=f"{host}:{row.name}", formats=("record",) if row.record.command else ())
 
 
+def name_runs(host: str, line: str, prefix: str = "", runs: Sequence[str] = ()) -> str:
+    """Return a line that a host has printed with HOST:RUN in place of names of its runs, which belong to commands or
+    are one of `runs` at its beginning. A line without one there begins with the `prefix`."""
+    named = _COMMAND_ON_RUN.sub(rf"\g<1>{host}:", line)
+    return f"{host}:{named}" if named.partition(" ")[0].rstrip(":") in runs else prefix + named
+
+
 def _attach(host: str, words: Sequence[str], runs: Sequence[str], names: Sequence[str]) -> None:
     """Replace this process by the screen of a host. Raises UsageError without a terminal."""
     require_terminal(*plain_commands(names, None))
-    script = f"export {CALLED_HOST}={host}; {host_script(runs, marks=False)}"
-    argv = ssh_argv(host, remote_script(script, words, marker=False), terminal=True, ask=True)
+    command = remote_command(words, f"export {CALLED_HOST}={host}; {host_script(runs)}", marks=False)
+    argv = ssh_argv(host, command, terminal=True, ask=True)
     sys.stdout.flush()
     os.execvp(argv[0], argv)  # noqa: S606 (the user's ssh)
 
@@ -263,35 +263,17 @@ def _attach(host: str, words: Sequence[str], runs: Sequence[str], names: Sequenc
 def _send(host: str, words: Sequence[str], runs: Sequence[str], *, is_spread: bool) -> int:
     """Run a command on a host, print what it prints, and return its exit code. Raises HostUnreachableError, and OSError
     if nobody reads stdout."""
-    prefix, noise = f"{host}: " if is_spread else "", list[bytes]()
+    prefixes = ["", f"{host}: " if is_spread else "", f"{host}: "]
     if words[0] == "resume":
         words = ["resume", "--detach", *(word for word in words[1:] if word not in SCREEN_OPTIONS)]
-        prefix = f"{host}:"
+        prefixes[1] = f"{host}:"
+    is_data = words[0] == "logs" or "--json" in words
+
+    def show(line: bytes, stream: int) -> None:
+        text = "\t".join(map(printable, line.decode(errors="replace").split("\t")))
+        is_named = stream == 2 or not is_data
+        text = name_runs(host, text, prefixes[stream], runs) if is_named else prefixes[stream] + text
+        print(text, file=sys.stdout if stream == 1 else sys.stderr, flush=True)
+
     columns = f"export COLUMNS={shutil.get_terminal_size().columns}; " if sys.stdout.isatty() else ""
-    argv = ssh_argv(host, remote_script(columns + host_script(runs), words))
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start_ssh(argv, **streams) as process:
-        copied = in_background(partial(_copy, process.stderr, MESSAGE_MARKER, f"{host}: ", sys.stderr, noise))
-        try:
-            has_answered = _copy(process.stdout, START_MARKER, prefix, sys.stdout, [])
-        except OSError:
-            process.kill()
-            raise
-        copied.result()
-    if not has_answered:
-        raise HostUnreachableError(f"{host}: {failure_words(b''.join(noise), process.returncode)}")
-    return process.returncode
-
-
-def _copy(source: Any, marker: bytes, prefix: str, target: TextIO, noise: list[bytes]) -> bool:
-    """Print the lines behind a marker, and return whether there is one. The last line before it is kept in `noise`."""
-    has_marker, lines = False, io.BufferedReader(source)
-    while line := lines.readline(MAX_LINE_BYTES):
-        if has_marker:
-            text = "\t".join(map(printable, line.decode(errors="replace").rstrip("\n").split("\t")))
-            print(f"{prefix}{text}", file=target, flush=True)
-        elif line.endswith(marker):
-            has_marker = True
-        else:
-            noise[:] = [line]
-    return has_marker
+    return run_on(host, words, columns + host_script(runs), timeout_s=math.inf, show=show).code

@@ -156,7 +156,7 @@ class MonitorHosts:
         elif key == group.key:
             self._opened[group.name] = not self.is_open(group)
         elif group.reading.has_gputrain:
-            command = remote_command(["env", f"{CALLED_HOST}={group.name}", "gputrain-tui"], marker=False)
+            command = remote_command(["env", f"{CALLED_HOST}={group.name}", "gputrain-tui"], marks=False)
             self._hand_over(ssh_argv(group.name, command, terminal=True, ask=True))
         else:
             reason = f"{group.name} has no gputrain that could show its GPUs"
