@@ -297,7 +297,7 @@ def _show_lines(buffer: bytearray, stream: int, show: Callable[[bytes, int], obj
     if marker:
         for line in [*lines, rest] if is_last and rest else lines:
             show(line, stream)
-        buffer[:] = marker + rest
+        buffer[:] = marker + (b"" if is_last else rest)
 
 
 def failure_words(stderr: bytes, code: int | None) -> str:

@@ -15,6 +15,7 @@ import pytest
 from engine.hosts.channel import HostUnreachableError, run_on
 from engine.hosts.reading import HostReading, HostState
 from engine.hosts.watch import HostWatch
+from engine.utils.threads import in_background
 from engine.utils.wait import wait_until
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT, isolated_gputrain, read_events
@@ -60,6 +61,13 @@ def test_commands_share_connection_of_watch(servers: SshServers, watch: HostWatc
     before = servers.log("lab1").read_text().count("Accepted publickey")
     assert run_on("lab1", ["echo", "here"]).stdout == b"here\n"
     assert servers.log("lab1").read_text().count("Accepted publickey") == before == 1
+
+
+def test_command_survives_the_watch_whose_connection_it_shares(servers: SshServers, watch: HostWatch) -> None:
+    answer = in_background(lambda: run_on("lab1", ["sh", "-c", f"touch {servers.folder}/here; sleep 2; echo there"]))
+    assert wait_until((servers.folder / "here").exists, TIMEOUT_SECONDS)
+    watch.close()
+    assert answer.result().stdout == b"there\n"
 
 
 def test_changed_and_unknown_host_keys_are_told(servers: SshServers, watch: HostWatch) -> None:

@@ -55,7 +55,8 @@ QUERY_HELP = "Condition: KEY=VALUE, also with != > < >= <= ~, or text in the nam
     "VALUE may contain *; several values have commas between them. AGE is the time since the start. The trials of a "
     "sweep are one row with the metrics of its best trial; sweep=NAME, --quiet and --json list them one by one. To "
     "search for a word that is a command, write `gputrain runs list archive`. --hosts lists the newest "
-    "200 runs of each host, as HOST:RUN.",
+    "200 runs of each host, as HOST:RUN: those of this runs folder if the host has it, else of its GPUTRAIN_RUNS or of "
+    "~/runs there.",
     kind=MinusWordsCommand,
 )
 def list_runs(

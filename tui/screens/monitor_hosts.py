@@ -141,7 +141,7 @@ class MonitorHosts:
         """Return what enter does on a line of a host or of a GPU."""
         group = self.find(key)
         if group is None or key != group.key:
-            return "open GPU" if group is None or group.is_here else f"open {group.name}"
+            return "open GPU" if group is None or group.is_here else f"monitor of {group.name}"
         if group.reading.state is HostState.DOWN:
             return "log in" if group.reading.must_ask else "retry"
         return "fold" if self.is_open(group) else "unfold"

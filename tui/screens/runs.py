@@ -37,7 +37,7 @@ from engine.runs.run_view import (
     same_rows,
 )
 from engine.show.table import FittedTable
-from engine.utils.text import pluralize, printable
+from engine.utils.text import list_names, pluralize, printable
 from tui.keymap import RUNS_KEYS, Ability, Key
 from tui.palette import ACCENT, MUTED
 from tui.phrases import note, own_runs_problem
@@ -106,15 +106,21 @@ class RunsScreen(GputrainScreen):
     def _heading(self) -> str:
         found = self._found
         if found is None:
-            return f"runs in {self.gputrain_app.runs_dir}"
+            return f"runs in {self.gputrain_app.runs_dir}{self._elsewhere}"
         left_out = f", without {pluralize(len(found.own), 'run')} of gputrain" if found.own else ""
         limited = ", not all of them" if found.is_partial else ""
         limited += f", {pluralize(len(found.unread), 'file')} not understood" if found.unread else ""
         return f"runs below {self._place}{left_out}{limited}"
 
+    @property
+    def _elsewhere(self) -> str:
+        """Where runs of other hosts are listed, as a clause."""
+        names = [reading.name for reading in self.gputrain_app.host_readings() if reading.rows]
+        return f"; those of {list_names(names)} are on the monitor" if names else ""
+
     def _no_runs_text(self) -> str:
         if self._found is None:
-            return "No runs yet; press n to start one"
+            return f"No runs here yet{self._elsewhere}; press n to start one"
         if self._found.own:
             return printable(str(own_runs_problem(self._found.own, "gputrain-tui")))
         if self._found.unread:

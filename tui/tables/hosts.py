@@ -101,7 +101,7 @@ def state_text(reading: HostReading, advice: str = "") -> str:
 
     With `advice`, it says that in place of the state. A long reason is last, so that it cuts off nothing."""
     if reading.state is HostState.CONNECTING:
-        return "connecting …"
+        return reading.reason or "connecting …"
     parts = [] if reading.state is HostState.OK else [advice or str(reading.state)]
     parts += [] if reading.age_s is None else [f"last word {format_age(reading.age_s)} ago"]
     return ": ".join(filter(None, (", ".join(parts), reading.reason)))
@@ -161,7 +161,9 @@ def host_lines(
 
 
 def hosts_summary(groups: Sequence[HostGroup]) -> str:
-    """Return the sums of all hosts: `4 hosts  24 GPUs  9 free  mine 2  1 down`."""
+    """Return the sums of all hosts: `4 hosts  24 GPUs  9 free  mine 2  1 down`. A laptop from which they are watched
+    is none of them."""
+    groups = [group for group in groups if group.gpus or not group.is_here]
     down = sum(group.reading.state in (HostState.STALE, HostState.DOWN) for group in groups)
     parts = [pluralize(len(groups), "host"), pluralize(sum(len(group.gpus) for group in groups), "GPU")]
     parts += [f"{sum(group.free for group in groups)} free"]

@@ -47,6 +47,39 @@ def test_control_sockets_are_in_folder_of_this_user_alone(monkeypatch: pytest.Mo
         assert "ControlPath=none" in ssh_argv("lab1", "true")
 
 
+def test_control_socket_of_the_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ssh"
+    program.write_text("#!/bin/sh\nprintf 'controlmaster auto\\ncontrolpersist %s\\ncontrolpath /x\\n' $PERSIST\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for set_by_user, used in (("3600", "3600"), ("no", "10")):
+        monkeypatch.setenv("PERSIST", set_by_user)
+        options = ssh_argv("lab1", "true", shares=True)
+        assert not [word for word in options if word.startswith("ControlPath")]
+        assert f"ControlPersist={used}" in options and "ControlMaster=auto" in options
+
+
+def test_lost_connection_is_no_exit_code(ssh: SshStandIn) -> None:
+    ssh.set_host("lab1")
+    with raises_problem("unreachable", None, "the connection was lost", kind=HostUnreachableError):
+        run_on("lab1", ["sh", "-c", "echo here; exit 255"])
+
+
+def test_lines_are_shown_as_they_come(ssh: SshStandIn, tmp_path: Path) -> None:
+    ssh.set_host("lab1", "echo Welcome; echo quota >&2")
+    shown: list[tuple[bytes, int]] = []
+    script = f"echo a; echo b >&2; while ! [ -e {tmp_path}/seen ]; do sleep 0.05; done; printf last"
+
+    def show(line: bytes, stream: int) -> None:
+        shown.append((line, stream))
+        if len(shown) == 2:
+            (tmp_path / "seen").touch()
+
+    answer = run_on("lab1", script=script, show=show)
+    assert (sorted(shown[:2]), shown[2:]) == ([(b"a", 1), (b"b", 2)], [(b"last", 1)])
+    assert (answer.stdout, answer.stderr) == (b"", b"")
+
+
 def test_arguments_reach_host_as_typed(ssh: SshStandIn) -> None:
     ssh.set_host("lab1")
     arguments = ["it's", "$HOME", "a  b", "*", "line\nfeed", "-n", ""]

@@ -13,7 +13,7 @@ from engine.config.loader import resolve_config
 from engine.gpus.snapshot import DRIVER, Gpu, Measurement, Snapshot
 from engine.hosts.channel import HostUnreachableError
 from engine.hosts.placement import RemoteRequest, start_on
-from engine.utils.codec import encode
+from engine.utils.codec import encode, replace
 from engine.utils.errors import UsageError
 from support.repositories import make_repository
 from support.servers.ssh_stand_in import SshStandIn
@@ -54,7 +54,8 @@ class Lab:
     def request(
         self, *words: str, folder: Path | None = None, is_command: bool = True, **options: Any
     ) -> RemoteRequest:
-        config = resolve_config(None, [f"device.gpus={options.pop('gpus', 'free:1')}"]).config
+        memory = [f"queue.min_free={memory}"] if (memory := options.pop("min_free", "")) else []
+        config = resolve_config(None, [f"device.gpus={options.pop('gpus', 'free:1')}", *memory]).config
         folder = folder or self.folder
         return RemoteRequest(
             words, config, folder, folder / "runs", self.notes.append, is_command=is_command, **options
@@ -167,6 +168,14 @@ def test_copy_has_code_and_paths_lead_there(lab: Lab) -> None:
     assert lab.notes == ["Copying 3 files with 9 B to far; not copied: data, which --snapshot would link."]
 
 
+def test_copy_of_a_refused_run_is_removed(lab: Lab) -> None:
+    lab.add("far", shared=False, run="echo error: no >&2; exit 2")
+    code = make_repository(lab.folder / "code", train__py="x\n")
+    started = start_on("far", lab.request("--", "train", folder=code, copies=True))
+    assert (started.code, started.messages) == (2, ["error: no"])
+    assert not [*(lab.folder / "far" / "gputrain-copies").iterdir()]
+
+
 def test_copy_without_config_is_refused(lab: Lab) -> None:
     lab.add("far", shared=False)
     code = make_repository(lab.folder / "code", __gitignore="*.yaml\n")
@@ -257,6 +266,24 @@ def test_any_is_refused_where_no_host_has_enough(lab: Lab) -> None:
     with pytest.raises(UsageError, match="no host can start a run with --gpus free:2"):
         start_on("any:lab1", lab.request("--", "train", gpus="free:2"))
     assert lab.notes == ["Left out: lab1: 2 free GPUs requested, but only 1 can be used."]
+
+
+def test_any_says_once_that_there_is_no_ssh(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(UsageError, match="no host can start a run"):
+        start_on("any:lab1,lab2", lab.request("--", "train"))
+    assert lab.notes == ["Left out: ssh cannot be started: No such file or directory."]
+
+
+def test_any_counts_reserved_memory(lab: Lab) -> None:
+    lab.add("lab1", "reserved")
+    snapshot = make_snapshot(["free"])
+    gpu = replace(snapshot.gpus[0], runs=("other",), reserved_by_runs=60 << 30)
+    (lab.folder / "lab1" / "gpus").write_bytes(encode(replace(snapshot, gpus=(gpu,))))
+    for memory, is_free in (("19G", True), ("21G", False), ("", False)):
+        lab.notes.clear()
+        start_on("any:lab1", lab.request("--", "train", min_free=memory))
+        assert (lab.notes == []) is is_free, memory
 
 
 def test_any_without_hosts_names_setting(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from engine.hosts import channel, watch
 from engine.hosts.reading import HostReading, HostState
 from engine.hosts.watch import LATE_RUNS, NO_RUNS, HostWatch
+from engine.runs.run_row import UNKNOWN_STATE
 from engine.utils.process_table import read_stat
 from support.gputrain_command import ROOT
 from support.servers.ssh_stand_in import CHANGED_WORDS, HOST_KEY_CHANGED, SshStandIn, run_line, snapshot_line
@@ -101,6 +102,32 @@ def test_lost_host_keeps_old_gpus_marked_stale(hosts: Hosts) -> None:
     reading = hosts.reading(until=lambda reading: reading.state is HostState.DOWN)
     assert reading.snapshot is not None and reading.age_s is not None
     assert {gpu.state for gpu in reading.snapshot.gpus} == {"stale"}
+
+
+def test_live_run_of_a_lost_host_is_unknown(hosts: Hosts) -> None:
+    program = (
+        "#!/bin/sh\n[ $1 = gpus ] || {{ cat {folder}/runs; exec sleep 9; }}\ncat {folder}/gpus; sleep 0.5; exit 1\n"
+    )
+    news = [
+        run_line("live"),
+        run_line("done").replace('"state":"running"', '"state":"finished"'),
+        '{"format":1,"listed":2}',
+    ]
+    hosts.ssh.add_gputrain("lab1", "", "".join(f"{line}\n" for line in news), program=program)
+    hosts.follow("lab1")
+    hosts.reading(until=lambda reading: not reading.is_awaited)
+    hosts.ssh.set_host("lab1", "exit 255")
+    rows = {row.name: row for row in hosts.reading(until=lambda reading: reading.state is HostState.DOWN).rows}
+    assert (rows["lab1:live"].state, rows["lab1:done"].state) == (UNKNOWN_STATE, "finished")
+    assert rows["lab1:live"].message.startswith("was running at ")
+
+
+def test_host_that_says_nothing_is_told_with_its_silence(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "STALE_SECONDS", 0.2)
+    hosts.ssh.set_host("lab1", "sleep 9")
+    hosts.follow("lab1")
+    reading = hosts.reading(until=lambda reading: bool(reading.reason))
+    assert (reading.state, reading.reason) == (HostState.CONNECTING, "no answer for 1 s")
 
 
 def test_refused_login_waits_for_person(hosts: Hosts) -> None:

@@ -48,6 +48,17 @@ def test_output_and_code_of_host_are_passed_on(add_host: AddHost, words: tuple[s
     assert (result.exit_code, result.stdout, result.stderr) == (3, f"{shlex.join(words)} last\n", "lab1: sorry\n")
 
 
+def test_texts_of_host_name_its_runs_as_host_and_run(add_host: AddHost) -> None:
+    add_host(
+        "lab1",
+        """echo "a is stopped; \\`gputrain resume a\\` starts it; \\`gputrain resume\\` too" >&2; echo a failed""",
+    )
+    said = "lab1:a is stopped; `gputrain resume lab1:a` starts it; `gputrain resume` too\n"
+    result = call("stop", "lab1:a")
+    assert (result.stderr, result.stdout) == (said, "lab1:a failed\n")
+    assert call("logs", "lab1:a").stdout == "a failed\n"
+
+
 def test_run_of_shared_folder_comes_first(add_host: AddHost, tmp_path: Path) -> None:
     add_host("lab1", 'echo "$GPUTRAIN_RUNS"')
     here, there = tmp_path / "here" / "runs", tmp_path / "lab1" / "runs"

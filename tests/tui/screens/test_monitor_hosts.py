@@ -22,6 +22,7 @@ from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
 from tui.screens import monitor_hosts
 from tui.screens.monitor_hosts import MonitorHosts
+from tui.tables.hosts import HostGroup, hosts_summary
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -87,6 +88,30 @@ def test_enter_unfolds_a_host_and_folds_it_again(demo_runs_folder: Path) -> None
         assert "▸ lab1" in gpus(pilot)
 
     drive_hosts(demo_runs_folder, act)
+
+
+def test_footer_says_that_enter_on_a_gpu_there_opens_the_monitor_of_its_host(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "down", "enter", "down")
+        assert "enter monitor of lab1" in visible_text(pilot, "Keys")
+
+    drive_hosts(demo_runs_folder, act)
+
+
+def test_list_of_runs_says_where_those_of_hosts_are(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        assert "No runs here yet; those of lab1, lab2 are on the monitor" in visible_text(pilot, "#all-runs")
+
+    drive_hosts(tmp_path / "runs", act, WIDE)
+
+
+def test_laptop_without_a_gpu_is_no_host_of_the_sums() -> None:
+    [reading, *_] = make_readings()
+    here = dataclasses.replace(reading, snapshot=None)
+    groups = [HostGroup(here, is_here=True), HostGroup(reading)]
+    assert hosts_summary(groups).startswith("1 host  6 GPUs")
+    assert hosts_summary([HostGroup(reading, is_here=True), HostGroup(reading)]).startswith("2 hosts  12 GPUs")
 
 
 def test_processes_are_those_of_the_host_under_the_cursor(demo_runs_folder: Path) -> None:

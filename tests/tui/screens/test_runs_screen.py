@@ -77,7 +77,7 @@ def test_runs_screen_without_runs_says_what_to_do(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
         assert isinstance(pilot.app.screen, RunsScreen)
-        assert "No runs yet; press n to start one" in visible_text(pilot, "#all-runs")
+        assert "No runs here yet; press n to start one" in visible_text(pilot, "#all-runs")
         await press(pilot, "enter", "s", "u", "a")
         assert isinstance(pilot.app.screen, RunsScreen)
         await press(pilot, "n")
