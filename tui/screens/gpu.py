@@ -14,7 +14,6 @@ from textual.containers import Grid
 
 from engine.gpus.snapshot import Gpu, Missing
 from engine.show.readings import READINGS
-from engine.utils.codec import replace
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_duration
@@ -101,7 +100,7 @@ class GpuScreen(GpuProcessesScreen):
         self._show_graphs(gpu, known, now)
         self._show_facts(gpu, known, now)
         self._show_instances(known)
-        uses = list_gpu_processes(replace(snapshot, gpus=(known,)), self.process_order)
+        uses = list_gpu_processes([known], self.process_order)
         self.show_process_rows(uses, "Processes", "No process uses this GPU")
 
     def _show_graphs(self, gpu: Gpu, known: Gpu, now: float) -> None:

@@ -196,11 +196,13 @@ class MonitorScreen(MonitorKeysScreen):
             self.query_one("#runs").focus()
 
     def _show_hosts(self, hosts: MonitorHosts) -> None:
+        from tui.tables.hosts import host_lines
+
         lines, picked = self.query_one("#gpus", Lines), self.gputrain_app.picked_gpu_uuids
         shown = hosts.shown(self.filter_text)
         if self._is_shown(lines, shown, set(picked), self.filter_text, lines.text_width):
             return
-        header, texts = hosts.lines(shown, picked, lines.text_width)
+        header, texts = host_lines(shown, picked, lines.text_width)
         free = sum(group.free for group, _ in shown)
         lines.set_titles(_free_title(free), self._picked_title())
         rows = [KeyedRow(key, text) for key, text in texts.items()]
@@ -219,7 +221,7 @@ class MonitorScreen(MonitorKeysScreen):
         """Return the processes of the host under the cursor."""
         group = self._host_of_cursor()
         snapshot = self._snapshot if group is None else group.reading.snapshot
-        return list_gpu_processes(snapshot, self.process_order) if snapshot is not None else []
+        return list_gpu_processes(snapshot.gpus, self.process_order) if snapshot is not None else []
 
     def _matching_processes(self) -> list[tuple[Gpu, GpuProcess | None]]:
         query = self.filter_text

@@ -11,10 +11,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-
-from rich.text import Text
 
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.hosts.channel import remote_command, ssh_argv
@@ -27,13 +25,21 @@ from tui.launcher import CALLED_HOST, call_gputrain, gputrain_command
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import LogDialog, confirm
 from tui.screens.monitor_layout import FRAME_LINES, HEADER_LINES, Demand, MonitorLayout, arrange
-from tui.tables.hosts import HostGroup, host_lines, hosts_summary
-from tui.tables.processes import gpu_matches
+from tui.tables.hosts import HostGroup, hosts_summary
+from tui.tables.processes import gpu_matches, list_gpu_processes
 
 LOG_LINES = 1000
 # Hosts do not open and fold while they answer one after the other.
 EXPECTED_GPUS = 8
 MAX_ANSWER_LINES = 8
+# What is done with a run of another host: the command, and what is asked before.
+COMMANDS: Mapping[str, tuple[str, tuple[str, str, str] | None]] = {
+    "stop": ("stop --no-wait", ("Stop {}?", "Keep it running", "Stop")),
+    "delete": ("runs delete --yes", ("Move {} to the trash there?", "Keep", "Move to the trash")),
+    "pause": ("runs pause", None),
+    "continue": ("runs continue", None),
+    "resume": ("resume --detach", None),
+}
 
 
 class MonitorHosts:
@@ -105,18 +111,13 @@ class MonitorHosts:
 
     def arrange(self, width: int, height: int) -> MonitorLayout:
         """Return the layout with a line for each host and each of its GPUs, or folded hosts if these do not fit."""
-        processes = max((group.num_processes for group in self.groups), default=0)
-        rows = sum(1 + (EXPECTED_GPUS if group.is_awaited else len(group.gpus)) for group in self.groups)
+        processes = max((len(list_gpu_processes(group.gpus)) for group in self.groups), default=0)
+        awaited = sum(EXPECTED_GPUS for group in self.groups if group.reading.state is HostState.CONNECTING)
+        rows = awaited + sum(1 + len(group.gpus) for group in self.groups)
         layout = arrange(Demand(width, height, rows, processes, is_list=True))
         self.folds = rows > layout.gpus - FRAME_LINES - HEADER_LINES
         rows = sum(1 + len(gpus) for _, gpus in self.shown())
         return arrange(Demand(width, height, rows, processes, is_list=True))
-
-    def lines(
-        self, shown: Sequence[tuple[HostGroup, Sequence[Gpu]]], picked: Collection[str], width: int
-    ) -> tuple[Text, dict[str, Callable[[], Text]]]:
-        """Return the header and the lines of the hosts that are `shown`."""
-        return host_lines(shown, picked, width)
 
     def is_elsewhere(self, key: str) -> bool:
         """Whether a line is that of a host, or of a GPU of another one."""
@@ -182,41 +183,36 @@ class MonitorHosts:
             return row.live and not row.record.command
         return action == "log" or row.live == (action == "stop")
 
-    def stop(self, row: RunRow) -> None:
-        send = self._sender("stop", "--no-wait", row.name)
-        confirm(self._screen.app, f"Stop {printable(row.name)}?", "Keep it running", "Stop", send)
+    def change(self, action: str, row: RunRow) -> None:
+        """Send the command of an action, after a question if there is one, and show the answer."""
+        if action == "log":
+            self._show_log(row.name)
+            return
+        words, question = COMMANDS["continue" if action == "pause" and row.state == RunState.PAUSED else action]
+        command = [*words.split(), row.name]
 
-    def pause(self, row: RunRow) -> None:
-        self._sender("runs", "continue" if row.state == RunState.PAUSED else "pause", row.name)()
+        def show(text: str) -> None:
+            self._app.show_toast("\n".join(text.splitlines()[-MAX_ANSWER_LINES:]) or f"{action}: done")
 
-    def resume(self, row: RunRow) -> None:
-        self._sender("resume", "--detach", row.name)()
+        def send() -> None:
+            self._app.show_toast(f"gputrain {' '.join(command)} …", timeout_s=2.0)
+            self._call(command, show)
 
-    def delete(self, row: RunRow) -> None:
-        send = self._sender("runs", "delete", "--yes", row.name)
-        confirm(self._screen.app, f"Move {printable(row.name)} to the trash there?", "Keep", "Move to the trash", send)
+        if question:
+            title, keep, do = question
+            confirm(self._screen.app, title.format(printable(row.name)), keep, do, send)
+        else:
+            send()
 
-    def log(self, row: RunRow) -> None:
+    def _show_log(self, name: str) -> None:
         """Show the end of the log as it is now."""
         lines = ["Loading …"]
 
         def show(text: str) -> None:
             lines[:] = text.splitlines()
 
-        self._screen.app.push_screen(LogDialog(row.name, lambda: lines))
-        self._call(("logs", row.name, "-n", str(LOG_LINES)), show, lines.clear)
-
-    def _sender(self, *words: str) -> Callable[[], None]:
-        """Return a function that sends a command and shows the answer."""
-
-        def show(text: str) -> None:
-            self._app.show_toast("\n".join(text.splitlines()[-MAX_ANSWER_LINES:]) or f"{words[0]}: done")
-
-        def send() -> None:
-            self._app.show_toast(f"gputrain {' '.join(words)} …", timeout_s=2.0)
-            self._call(words, show)
-
-        return send
+        self._screen.app.push_screen(LogDialog(name, lambda: lines))
+        self._call(("logs", name, "-n", str(LOG_LINES)), show, lines.clear)
 
     def _call(
         self, words: Sequence[str], done: Callable[[str], None], failed: Callable[[], object] = lambda: None
@@ -238,8 +234,9 @@ class MonitorHosts:
 
 def _read_local(snapshot: Snapshot | None, problem: Problem | None) -> HostReading:
     """Return the reading of this host."""
+    name = socket.gethostname() if snapshot is None else snapshot.host
     if problem is not None:
-        return HostReading(socket.gethostname(), HostState.DOWN, str(problem))
+        return HostReading(name, HostState.DOWN, str(problem))
     if snapshot is None:
-        return HostReading(socket.gethostname())
-    return HostReading(socket.gethostname(), HostState.OK, snapshot.error or "", snapshot=snapshot)
+        return HostReading(name)
+    return HostReading(name, HostState.OK, snapshot.error or "", snapshot=snapshot)

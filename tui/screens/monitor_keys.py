@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,22 +183,13 @@ class MonitorKeysScreen(GpuProcessesScreen):
         if row is None or self._hosts is None:
             self.gputrain_app.show_toast("This key is for runs of other hosts; open a run of this host with enter")
         else:
-            getattr(self._hosts, action)(row)
+            self._hosts.change(action, row)
 
-    def action_stop(self) -> None:
-        self._on_remote_run("stop")
-
-    def action_pause(self) -> None:
-        self._on_remote_run("pause")
-
-    def action_resume(self) -> None:
-        self._on_remote_run("resume")
-
-    def action_delete(self) -> None:
-        self._on_remote_run("delete")
-
-    def action_log(self) -> None:
-        self._on_remote_run("log")
+    action_stop = partialmethod(_on_remote_run, "stop")
+    action_pause = partialmethod(_on_remote_run, "pause")
+    action_resume = partialmethod(_on_remote_run, "resume")
+    action_delete = partialmethod(_on_remote_run, "delete")
+    action_log = partialmethod(_on_remote_run, "log")
 
     def action_signal(self) -> None:
         if not self.query_one("#processes").has_focus:

@@ -37,21 +37,11 @@ class HostGroup:
     def name(self) -> str:
         return self.reading.name
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether it has not answered yet."""
-        return self.reading.state is HostState.CONNECTING
-
     @cached_property
     def gpus(self) -> Sequence[Gpu]:
         """The GPUs of a host that answers."""
         snapshot = self.reading.snapshot
         return snapshot.gpus if snapshot is not None and self.reading.state is HostState.OK else ()
-
-    @cached_property
-    def num_processes(self) -> int:
-        """Number of lines of its processes."""
-        return sum(1 if gpu.processes.value is None else len(gpu.processes.value) for gpu in self.gpus)
 
     @cached_property
     def free(self) -> int:
@@ -76,7 +66,7 @@ class HostGroup:
     @property
     def trouble(self) -> str:
         """Why the host does not answer, and since when, or why it has no GPUs; empty if it has some."""
-        if self.is_awaited and self.is_here:
+        if self.is_here and self.reading.state is HostState.CONNECTING:
             return "loading …"
         text = state_text(self.reading, "enter logs in" if self.reading.must_ask else "")
         return "" if self.gpus else text or "no GPUs"

@@ -32,11 +32,10 @@ MINE, FREE_MEMORY = "mine", re.compile(r"memory>(\d+(?:\.\d+)?)")
 """Words of a filter: what is this user's, and GPUs with more than that many GiB of free memory."""
 
 
-def list_gpu_processes(snapshot: Snapshot, order: str = "GPU") -> list[GpuUse]:
-    """Return the processes of all GPUs, sorted by one of the ORDERS. Unknown ones are behind the known ones."""
-    uses: list[GpuUse] = []
-    for gpu in snapshot.gpus:
-        uses += [(gpu, None)] if gpu.processes.value is None else [(gpu, process) for process in gpu.processes.value]
+def list_gpu_processes(gpus: Sequence[Gpu], order: str = "GPU") -> list[GpuUse]:
+    """Return the processes of GPUs, sorted by one of the ORDERS. Unknown ones are behind the known ones."""
+    unknown: Sequence[GpuProcess | None] = (None,)
+    uses = [(gpu, each) for gpu in gpus for each in (unknown if gpu.processes.value is None else gpu.processes.value)]
     return sorted(uses, key=ORDERS[order])
 
 
@@ -128,7 +127,7 @@ def holder_lines(snapshot: Snapshot) -> list[Text]:
     """Return one line for each process that holds a GPU and is idle."""
     return [
         Text(f"GPU {gpu.index}: process {process.pid} {sentence}", WARNING)
-        for gpu, process in list_gpu_processes(snapshot)
+        for gpu, process in list_gpu_processes(snapshot.gpus)
         if process is not None and (sentence := holder_sentence(process))
     ]
 
@@ -157,5 +156,5 @@ def snapshot_lines(snapshot: Snapshot, width: int, *, instances: bool, processes
     lines = [host_title_line(snapshot), *gpu_lines(snapshot, width, instances=instances)]
     lines += [Text(""), *holders] if (holders := holder_lines(snapshot)) else []
     if processes:
-        lines += [Text(""), *process_lines(list_gpu_processes(snapshot), width, STRONG)]
+        lines += [Text(""), *process_lines(list_gpu_processes(snapshot.gpus), width, STRONG)]
     return lines

@@ -22,7 +22,8 @@ from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
 from tui.screens import monitor_hosts
 from tui.screens.monitor_hosts import MonitorHosts
-from tui.tables.hosts import HostGroup, hosts_summary
+from tui.tables import hosts as hosts_table
+from tui.tables.hosts import HostGroup, host_lines, hosts_summary
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -35,6 +36,11 @@ def drive_hosts(root: Path, act: Drive, size: tuple[int, int] = SMALL, hosts: Fr
     app = demo_app(root, demo=None)
     app.host_watch = hosts or FrozenHosts(make_readings())
     drive(app, act, size)
+
+
+def squeezed(text: str) -> str:
+    """Return a text with one blank between its words."""
+    return " ".join(text.split())
 
 
 def gpus(pilot: Pilot[None]) -> str:
@@ -57,8 +63,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_hosts_that_do_not_fit_are_folded_to_lines_with_their_sums(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        shown = gpus(pilot)
-        assert "▸ lab1  6 x H100  2 free" in shown and "▸ lab2  4 x A100  2 free" in shown
+        shown = squeezed(gpus(pilot))
+        assert "▸ lab1 6 x H100 2 free" in shown and "▸ lab2 4 x A100 2 free" in shown
         assert "idle 42 min ana" in shown
         await pilot.resize_terminal(*WIDE)
         await wait_until(pilot, lambda: "6 hosts  18 GPUs  6 free" in visible_text(pilot, "#title"))
@@ -69,9 +75,9 @@ def test_hosts_that_do_not_fit_are_folded_to_lines_with_their_sums(demo_runs_fol
 
 def test_host_that_does_not_answer_is_a_line_with_reason_and_age(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        shown = gpus(pilot)
-        assert "lab3  down, last word 12 min ago: Connection refused" in shown
-        assert "lab4  enter logs in: Permission denied (publickey,password)." in shown
+        shown = squeezed(gpus(pilot))
+        assert "lab3 down, last word 12 min ago: Connection refused" in shown
+        assert "lab4 enter logs in: Permission denied (publickey,password)." in shown
         assert "lab5" in shown and "NVML: no driver" in shown
 
     drive_hosts(demo_runs_folder, act, WIDE)
@@ -239,8 +245,7 @@ def test_unchanged_hosts_make_no_lines(demo_runs_folder: Path, monkeypatch: pyte
 
     async def act(pilot: Pilot[None]) -> None:
         made: list[int] = []
-        lines = MonitorHosts.lines
-        monkeypatch.setattr(MonitorHosts, "lines", lambda *arguments: made.append(1) or lines(*arguments))  # type: ignore[func-returns-value]
+        monkeypatch.setattr(hosts_table, "host_lines", lambda *arguments: made.append(1) or host_lines(*arguments))  # type: ignore[func-returns-value]
         await press(pilot, "down", "down")
         pilot.app.screen.update_content()  # type: ignore[attr-defined]
         assert not made

@@ -17,12 +17,12 @@ SNAPSHOT = holder_feed().snapshot
 
 def test_processes_are_sorted_by_gpu_or_the_largest_value_first() -> None:
     def pids(order: str) -> list[int | None]:
-        return [process.pid if process else None for _, process in list_gpu_processes(SNAPSHOT, order)]
+        return [process.pid if process else None for _, process in list_gpu_processes(SNAPSHOT.gpus, order)]
 
     assert pids("GPU")[:4] == [4711, 4712, 4713, 41201]
     by_memory = pids("GPU memory")
     assert by_memory[0] == 4711 and by_memory.index(41204) < by_memory.index(4712)
-    assert list_gpu_processes(SNAPSHOT, "CPU")[0][1].cpu.value > 100  # type: ignore[union-attr]
+    assert list_gpu_processes(SNAPSHOT.gpus, "CPU")[0][1].cpu.value > 100  # type: ignore[union-attr]
 
 
 def test_process_line_has_run_time_and_program_without_its_folder() -> None:
