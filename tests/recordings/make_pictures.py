@@ -42,6 +42,7 @@ class Recording:
     rows: int
     before: Sequence[str] = ()
     keys: Sequence[tuple[str, float]] = ()
+    arguments: Sequence[str] = ()
 
 
 TOUR = (
@@ -53,6 +54,13 @@ TOUR = (
 RECORDINGS = {
     "tour": Recording("gputrain: monitor, form, runs, a comparison and a run", 120, 34, keys=TOUR),
     "monitor": Recording("The monitor: eight GPUs, their processes and the runs", 160, 48, before=(DOWN, DOWN, " ")),
+    "hosts": Recording(
+        "Three hosts: their GPUs, the processes of one, and the runs",
+        120,
+        34,
+        before=(DOWN, ENTER, *[DOWN] * 5, ENTER, *[UP] * 2),
+        arguments=("--hosts", "lab1,lab2"),
+    ),
     "run": Recording("A run: loss, accuracy, learning rate, its GPUs and its log", 120, 34, before=("r", ENTER, "m")),
 }
 
@@ -144,7 +152,9 @@ def record(recording: Recording) -> str:
         kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "GPUTRAIN_NVML")}
         homes = {f"XDG_{kind}_HOME": str(Path(folder) / kind) for kind in ("STATE", "CONFIG", "CACHE")}
         environment = kept | homes | {"TZ": "UTC"}
-        with PseudoTerminal(PROGRAM, recording.columns, recording.rows, environment) as terminal:
+        with PseudoTerminal(
+            [*PROGRAM, *recording.arguments], recording.columns, recording.rows, environment
+        ) as terminal:
             screen = Screen(terminal, recording.columns, recording.rows)
             frames = screen.follow(START_SECONDS)
             for key in recording.before:

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from engine.utils.errors import UsageError
 from tui.cli.help import CONTEXT_SETTINGS, HelpCommand, LazyGroup
 from tui.cli.help_page import make_help
 from tui.cli.options import HostsOption, LowBandwidthOption, RunsDirOption, TrustOwnerOption, run_argument
@@ -91,14 +90,12 @@ def open_tui(
     trust_owner: TrustOwnerOption = False,
     hosts: HostsOption = None,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Explore a simulated server with eight GPUs and two runs.")
+        bool, typer.Option("--demo", help="Explore a simulated server with eight GPUs and two runs, and --hosts.")
     ] = False,
 ) -> None:
     from tui.cli.open_tui import open_demo, open_screen
 
-    if demo and hosts is not None:
-        raise UsageError.one("--hosts", "cannot be combined with --demo, which shows no real host", code="conflict")
     if demo:
-        open_demo(low_bandwidth)
+        open_demo(low_bandwidth, hosts)
     else:
         open_screen(runs_dir, run=run, low_bandwidth=low_bandwidth, trust_owner=trust_owner, hosts=hosts)

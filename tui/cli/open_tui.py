@@ -73,14 +73,19 @@ def _parse_hosts(names: str) -> tuple[str, ...]:
     return parse_hosts(names)
 
 
-def open_demo(low_bandwidth: bool = False) -> None:
-    """Open the screen on a simulated server. Raises UsageError if there is no terminal."""
+def open_demo(low_bandwidth: bool = False, hosts: str | None = None) -> None:
+    """Open the screen on a simulated server, with simulated `hosts` besides. Raises UsageError if there is no terminal,
+    and for a wrong name among the hosts."""
     require_terminal(*plain_commands([], None))
     from tui.demo.server import DemoServer
 
     with DemoServer() as server:
         os.environ["GPUTRAIN_RESERVATIONS"] = str(server.reservations)
         app = demo_app(server, LOW_BANDWIDTH_INTERVALS if low_bandwidth else RefreshIntervals())
+        if hosts is not None:
+            from tui.demo.hosts import DemoHosts
+
+            app.host_watch = DemoHosts(hosts)
         run_app(app)
     exit_after_screen(app)
 

@@ -19,6 +19,7 @@ from support.gputrain_command import wait_for
 from support.runs.factories import row_of
 from tui.app import GputrainApp
 from tui.cli.open_tui import open_demo
+from tui.demo.hosts import DemoHosts
 from tui.demo.server import FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
 from tui.pollers.host import HostPoller
 
@@ -93,3 +94,16 @@ def test_demo_reads_neither_the_load_nor_the_queue_of_the_real_host(monkeypatch:
     monkeypatch.setattr("tui.cli.open_tui.run_app", run)
     open_demo()
     assert started == []
+
+
+def test_demo_hosts_have_gpus_that_change_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = DemoHosts("lab1,lab2")
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    first = hosts.readings()
+    assert [(reading.name, len(reading.snapshot.gpus)) for reading in first if reading.snapshot] == [
+        ("lab1", 4),
+        ("lab2", 5),
+    ]
+    assert hosts.readings() is first
+    monkeypatch.setattr(time, "time", lambda: 1001.0)
+    assert hosts.readings()[0].snapshot != first[0].snapshot
