@@ -22,7 +22,7 @@ from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, wri
 from engine.runs.control import QueueRequestName, send_request
 from engine.runs.events import RunFinished
 from engine.runs.find import find_run
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run
 from engine.runs.recorder import Recorder
@@ -63,13 +63,8 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
         )
     # Says that there is no such run, if there is none. Of a run of others, only the state is read.
     folder = find_run(root, reference, trust_owner=True)
-    state = open_run(folder).state
-    if state.live:
-        advice = f"stop it with `gputrain stop {shlex.quote(folder.name)}`"
-    elif state is RunState.FINISHED:
-        advice = "`gputrain queue` lists the runs that wait"
-    else:
-        advice = f"queue it again with `gputrain resume {shlex.quote(folder.name)} --queue`"
+    state, name = open_run(folder).state, shlex.quote(folder.name)
+    advice = f"`gputrain stop {name}` stops it" if state.live else f"`gputrain resume {name} --queue` queues it again"
     raise UsageError.one(folder.name, f"is not in the queue: it is {state}", advice, code="wrong-state")
 
 
