@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.batch.engine import BatchError, Engine, JobState
+from engine.batch.ray import Ray
 from engine.batch.slurm import Slurm
 from engine.utils.threads import in_background
 
-ENGINES: Mapping[str, Callable[[str], Engine]] = {"slurm": Slurm}
+ENGINES: Mapping[str, Callable[[str], Engine]] = {"slurm": Slurm, "ray": Ray}
 """The batch systems by the word behind `--on`. They take what follows its colon, and raise BatchError for that."""
 MAX_AGE_SECONDS = 5.0  # of an answer, which slurmctld gives to hundreds of users
 FIRST_WAIT_SECONDS = 5.0

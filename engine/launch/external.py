@@ -1,4 +1,4 @@
-"""One rank that torchrun or srun started: the steps of `training` without a supervisor.
+"""One rank that torchrun, srun or a worker of Ray started: the steps of `training` without a supervisor.
 
 Rank 0 owns the run: it claims the folder, writes the journal and reports refusals for all ranks. The ranks exchange
 what they decide through the store of their rendezvous (`handshake`, `node`).
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from engine.batch.ray import Ray
 from engine.distributed.channel import Channel
 from engine.distributed.failures import describe_failure, find_cause, rank_failure
 from engine.distributed.messages import PeerFailedError, merge_problems, send
@@ -121,9 +122,10 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
 
     Raises UsageError on every rank if the launcher's variables are wrong; otherwise on rank 0 alone, which reports for
     all ranks."""
-    start_method: StartMethod = "srun" if launcher == "slurm" else "torchrun" if _under_torchrun() else "env"
+    start_method: StartMethod = "srun" if launcher == "slurm" else "env"
     if _under_torchrun():
-        # If this rank's agent dies, the other agents restart their ranks without it.
+        start_method = "ray" if Ray.job_variable in os.environ else "torchrun"
+        # If this rank's agent, or worker of Ray, dies, the others are restarted without it.
         die_with_parent(os.getppid())
     rank_info, variables = rank_info_from_env(launcher, os.environ)
     os.environ.update(variables)

@@ -14,7 +14,7 @@ from engine.runs.folder import RunFolder
 
 Outcome = Literal["finished", "stopped"]
 # How ranks are started: by gputrain with one of torch's start methods, or by another launcher.
-StartMethod = Literal["fork", "spawn", "torchrun", "srun", "env"]
+StartMethod = Literal["fork", "spawn", "torchrun", "srun", "ray", "env"]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "safetensors"), "train"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
     **dict.fromkeys(("jinja2", "matplotlib"), "report"),
+    "ray": "ray",
 }
 # Fewer letters begin too many words.
 MIN_PREFIX_LETTERS = 3

@@ -35,14 +35,14 @@ OnOption = Annotated[
     typer.Option(
         "--on",
         metavar="HOST",
-        help="Start it on HOST over ssh; any or any:HOST,HOST: where GPUs are free; slurm: as a job.",
+        help="Start it on HOST over ssh; any or any:HOST,HOST: where GPUs are free; slurm, ray:HOST:8265: as a job.",
     ),
 ]
 CopyOption = Annotated[
     bool, typer.Option("--copy", help="With --on: send the code to a host without this folder, as --snapshot.")
 ]
 NodesOption = Annotated[
-    int, typer.Option("--nodes", metavar="N", min=1, help="With --on slurm: nodes, each with --ngpu GPUs.")
+    int, typer.Option("--nodes", metavar="N", min=1, help="As a job: nodes, each with --ngpu GPUs.")
 ]
 PartitionOption = Annotated[
     str, typer.Option("--partition", metavar="NAME", help="With --on slurm: partition [default: of settings.yaml]")
@@ -51,7 +51,7 @@ SlurmOption = Annotated[
     list[str] | None,
     typer.Option("--slurm", metavar="OPTION", help="With --on slurm: of sbatch, as --slurm=--account=x; repeat."),
 ]
-PrintOption = Annotated[bool, typer.Option("--print", help="With --on slurm: print the script; submit nothing.")]
+PrintOption = Annotated[bool, typer.Option("--print", help="As a job: print the script; submit nothing.")]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HostsOption = Annotated[

@@ -50,8 +50,8 @@ def stop(
     """Stop runs at their next step and save checkpoints.
 
     Waits until all have stopped. A waiting run leaves the queue: its folder stays, as a stopped run, and runs that wait
-    for it are held. The job of a run that waits in Slurm is cancelled. `gputrain resume RUN` starts it after all. A
-    second request kills the processes of a command at once.
+    for it are held. The job of a run that waits in Slurm or Ray is cancelled. `gputrain resume RUN` starts it after
+    all. A second request kills the processes of a command at once.
     """
     from engine.queue.edit import cancel_interrupted
 

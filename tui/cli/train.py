@@ -123,6 +123,7 @@ def takes_place(function: Callback, without: Collection[str] = ()) -> Callback:
         "gputrain run --gpus free:2 -- torchrun --nproc-per-node {gpus} train.py",
         "gputrain run --on any:lab1,lab2 --ngpu 2 flowers.yaml",
         "gputrain run --on slurm --ngpu 4 --nodes 2 --time-limit 8h flowers.yaml",
+        "gputrain run --on ray:head:8265 --ngpu 4 --nodes 2 flowers.yaml",
     ],
     "[KEY=DEFAULT] is the config key of an option: gputrain config describe KEY.",
     "With --on, a run starts on HOST in the background, in this folder if both hosts share it. Its name is printed as "
@@ -131,6 +132,8 @@ def takes_place(function: Callback, without: Collection[str] = ()) -> Callback:
     "With --on slurm, a job starts the run in this folder, with the environment of this shell, and continues it after "
     "its --time-limit. A COMMAND with {nodes} (their number), {head} (the first one) or {port} runs on each node, any "
     "other one on the first node.",
+    "With --on ray:ADDRESS, the address of a dashboard, a job runs in this folder, too. Each rank of a training is a "
+    "worker of Ray Train. If Ray loses one, the run continues from its newest checkpoint. A COMMAND runs on one node.",
     "In COMMAND, {gpus} is the number of its GPUs, {ids} and {uuids} are the GPUs, {run} and {folder} are name and "
     "folder of the run. The exit code is that of COMMAND, or 125 (gputrain failed), 126 (not executable), 127 (not "
     "found).",

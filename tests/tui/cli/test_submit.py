@@ -12,6 +12,7 @@ from engine.runs.job import read_job, require_no_open_job
 from support.messages import raises_problem
 from support.runs.trained_run import call
 from support.servers.slurm_stand_in import SlurmStandIn
+from support.submission import state_of, submit
 
 SUBMIT = ("run", "digits", "--on", "slurm", "--ngpu", "0", "--name", "a")
 
@@ -30,18 +31,6 @@ def submitted(slurm: SlurmStandIn, monkeypatch: pytest.MonkeyPatch) -> RunFolder
     submit(monkeypatch, *SUBMIT, "--epochs", "3")
     slurm.tell("squeue", "7|PENDING|N/A||Resources\n")
     return RunFolder(Path("runs/a").absolute())
-
-
-def submit(monkeypatch: pytest.MonkeyPatch, *words: str, code: int = 0) -> str:
-    monkeypatch.setattr("sys.argv", ["gputrain", *words])
-    result = call(*words)
-    assert result.exit_code == code, result.output
-    return str(result.stdout if code == 0 else result.stderr)
-
-
-def state_of(name: str) -> tuple[str, str]:
-    row = json.loads(call("runs", "show", name, "--json").stdout)
-    return row["state"], row["message"]
 
 
 def test_submitted_run_is_a_folder_with_its_job(submitted: RunFolder, slurm: SlurmStandIn) -> None:
