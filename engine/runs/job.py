@@ -109,7 +109,8 @@ def cancel_job(folder: RunFolder) -> str | None:
     try:
         find_engine(job.engine).cancel(job.id)
     except BatchError as error:
-        raise UsageError.one(folder.name, str(error), code=error.code) from error
+        advice = f"if the cluster is gone, delete {folder.job}"
+        raise UsageError.one(folder.name, str(error), advice, code=error.code) from error
     forget(job.engine)
     write_record(folder.job, replace(job, phase=JobPhase.CANCELLED, words="cancelled"))
     return f"is stopped: {job.engine} job {job.id} is cancelled"

@@ -9,12 +9,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from support.gputrain_command import Gputrain, effective_events, wait_for
+from support.ports import free_ports
 
 DAEMONS = ("slurmctld", "slurmd", "munged", "sbatch")
 missing = [tool for tool in DAEMONS if shutil.which(tool) is None]
@@ -59,12 +59,6 @@ def slurm(gputrain: Gputrain, tmp_path: Path) -> Iterator[Gputrain]:
         for daemon in reversed(daemons):
             daemon.terminate()
             daemon.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 def ask(gputrain: Gputrain, *argv: str) -> str:

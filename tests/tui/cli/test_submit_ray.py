@@ -55,6 +55,12 @@ def test_stop_stops_the_job_of_a_run_that_waits(submitted: RunFolder, server: Ra
     assert server.requests[-1] == f"POST /api/jobs/{job}/stop"
 
 
+def test_stop_says_how_to_free_a_run_of_a_cluster_that_is_gone(submitted: RunFolder, server: RayStandIn) -> None:
+    server.refusal = "gone"
+    result = call("stop", "a")
+    assert result.exit_code == 2 and f"delete {submitted.path}/job.json" in result.stderr.replace("\n", "")
+
+
 def test_run_starts_only_in_its_job(submitted: RunFolder, server: RayStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     with raises_problem("already-running", "a", "pending"):
         require_no_open_job(submitted, RunState.WAITING)
