@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Annotated
 from zlib import crc32
 
-from engine.command.rivals import Rivals
+from engine.command.rivals import Rivals, has_arguments
 from engine.foreign.folders import (
     FOLDER_FORMATS,
     SKIPPED_FOLDERS,
@@ -29,7 +29,7 @@ from engine.foreign.folders import (
 )
 from engine.foreign.json_lines import JsonLines
 from engine.foreign.parameters import Parameters, merge_parameters, read_parameters
-from engine.foreign.reading import Log, list_folder
+from engine.foreign.reading import Log, Source, list_folder
 from engine.foreign.resumed_log import resumed_log
 from engine.foreign.writers import Writers
 from engine.utils import codec
@@ -151,9 +151,11 @@ def command_metrics(run: Path, *, arguments: Parameters | None = None, is_own: b
     return _combine(run, found or FoundFiles(), arguments or {})
 
 
-def _combine(run: Path, found: FoundFiles, arguments: Parameters) -> CommandMetrics:
+def _combine(
+    run: Path, found: FoundFiles, arguments: Parameters, open_output: Callable[[], Source] | None = None
+) -> CommandMetrics:
     elsewhere = _join_starts([(place, log) for place in found.logs for log in _open_place(place, found.ended_at)])
-    logs = (*_own_logs(run, OWN_FILE), *elsewhere, *_own_logs(run, OUTPUT_FILE))
+    logs = (*_own_logs(run, OWN_FILE), *elsewhere, *_own_logs(run, OUTPUT_FILE, open_output))
     return CommandMetrics(printable(run.name), run, logs, str(run), arguments=arguments)
 
 
@@ -170,10 +172,10 @@ def _join_starts(found: Sequence[tuple[LogPlace, Log]]) -> list[Log]:
     return [resumed_log(logs) for logs in joined.values()]
 
 
-def _own_logs(run: Path, name: str) -> list[Log]:
+def _own_logs(run: Path, name: str, open_log: Callable[[], Source] | None = None) -> list[Log]:
     path = run / METRICS_FOLDER / name
     kind = f"${METRICS_VARIABLE}" if name == OWN_FILE else "output"
-    return [Log(kind, (path,), lambda: JsonLines(path))] if is_file(path) else []
+    return [Log(kind, (path,), open_log or (lambda: JsonLines(path)))] if is_file(path) else []
 
 
 def _open_place(place: LogPlace, ended_at: float | None) -> Iterator[Log]:
@@ -235,12 +237,15 @@ class MetricFiles:
         paths: Sequence[Path] = (),
         arguments: Parameters | None = None,
         members: Callable[[], Collection[int]] | None = None,
+        open_output: Callable[[], Source] | None = None,
     ) -> None:
         """`started_at` is in Unix seconds. `paths` are those of `--metrics`, in place of the working folder.
 
         `members` returns the IDs of the processes of the command: a file that another process of this user has open for
-        writing belongs to another command in the same folder.
+        writing belongs to another command in the same folder. `open_output` opens the metrics of its output, which this
+        process writes.
         """
+        self._open_output = open_output
         self._members, self._writers, self._rivals = members, Writers(), Rivals(cwd)
         self._run, self._started_at = run, started_at
         self._arguments = arguments or {}
@@ -305,7 +310,7 @@ class MetricFiles:
             if found.logs or ended_at is not None:
                 write_record(self._run / METRICS_FOLDER / FILES_FILE, found)
             self._shown = (found, *own)
-            self.metrics = _combine(self._run, found, self._arguments)
+            self.metrics = _combine(self._run, found, self._arguments, self._open_output)
         return self.metrics
 
     def _search(self, deadline: float) -> bool:
@@ -355,9 +360,12 @@ class MetricFiles:
         writer, members = self._writers.writer_of(log.files), self._members()
         if writer is not None:
             return writer.pid not in members
-        if self._are_named or self._rivals.names_file(log.files, members):
+        if self._are_named:
             return False
-        return self._rivals.exist(frozenset(members))
+        if self._rivals.names_file(log.files, members):
+            return False
+        rivals = self._rivals.find(frozenset(members))
+        return bool(rivals) and not has_arguments(log, self._arguments, rivals)
 
 
 def _is_foreign(path: Path) -> bool:

@@ -1,4 +1,5 @@
 """Append the metrics that were found in the output of a command to a file of JSON lines, which `engine.foreign` reads.
+The process that writes them gets them from here (`WrittenRows`).
 
 The size of the file is bounded in practice: the faster a command prints, and the larger the file is, the fewer rows are
 written. The last one always is.
@@ -9,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from engine.foreign.json_lines import JsonLines
 from engine.foreign.points import Point
-from engine.foreign.reading import parse_json_object, to_number
-from engine.utils.files import open_regular_file
+from engine.foreign.reading import POLL_BYTES, Columns, Reading, parse_json_object, to_number
+from engine.utils.files import file_size, open_regular_file
 
 # 10,000 rows at once, then 4 rows per second, half of that when the file has 8 MiB: about 60 MB in a week.
 BURST_BYTES, BYTES_PER_SECOND, HALVING_BYTES = 1 << 20, 400, 1 << 23
@@ -39,7 +41,15 @@ class MetricWriter:
         """What was written for the step `_written_step`."""
         self._written_step: int | None = None
         self._size, self._budget, self._last_refill = 0, float(BURST_BYTES), now()
+        self._source, self._is_open = WrittenRows(path), False
         self.problem: str | None = None
+
+    def open(self) -> WrittenRows:
+        """Return a source of the rows, those of earlier starts of the command first."""
+        if self._is_open:
+            self._source = WrittenRows(self._path)
+        self._is_open = True
+        return self._source
 
     def add(self, points: Sequence[Point]) -> None:
         """Add points. They are written when those of another step come, or by `poll`."""
@@ -82,6 +92,7 @@ class MetricWriter:
         line = json.dumps(row).encode() + b"\n"
         try:
             self._size = _append(self._path, line)
+            self._source.put(row, self._size)
             self.problem = None
         except OSError as error:
             self.problem = f"{self._path.name} cannot be written: {error.strerror}"
@@ -91,6 +102,32 @@ class MetricWriter:
         # A row may be larger than what is left.
         self._budget -= len(line)
         return True
+
+
+class WrittenRows(JsonLines):
+    """The rows that the file has, then those that are written, without reading them back."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._first_size, self._size = file_size(path), 0
+        self._rows: list[tuple[Mapping[str, float], int]] = []
+
+    def put(self, row: Mapping[str, float], size: int) -> None:
+        """Take a row that was written, with the size of the file behind it."""
+        self._rows.append((row, size))
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        if self._file.offset < self._first_size:
+            reading = super().poll(max_bytes)
+            self._size = self._file.offset
+            return reading
+        reading, written = Reading(), [(row, size) for row, size in self._rows if size > self._size]
+        for row, self._size in written:
+            self.add_row(row, Columns.find(row), reading)
+        self._rows.clear()
+        reading.read_bytes = reading.total_bytes = self._size
+        reading.problem = self._names.problem
+        return reading
 
 
 def find_last_position(path: Path) -> tuple[int, float | None] | None:

@@ -1,17 +1,20 @@
 """Which metric files are those of a command, and not of another one that runs in the same folder at the same time.
 
-/proc shows who writes a file that is open. A file that is opened for an instant, as those of Lightning and ultralytics,
-may be anybody's, unless a command names it. Called by `metric_files`.
+/proc shows who writes a file that is open. Lightning and ultralytics open theirs for an instant; the parameters beside
+them identify their command. Called by `metric_files`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
+from engine.command.inner_commands import argument_parameters
 from engine.command.membership import processes_by_run
+from engine.foreign.parameters import Parameters, read_parameters
+from engine.foreign.reading import Log, parse_number
 from engine.utils.process_table import read_proc
 
 # Reads the environments of all processes, 10 ms for 100.
@@ -23,18 +26,25 @@ class Rivals:
 
     def __init__(self, cwd: Path) -> None:
         self._cwd = cwd
-        self._found = False
+        self._found: list[Parameters] = []
         self._next_look = 0.0
 
-    def exist(self, members: Set[int]) -> bool:
-        """Return whether there are any. `members` are the processes of the own command.
+    def find(self, members: Set[int]) -> list[Parameters]:
+        """Return their arguments. `members` are the processes of the own command.
 
         A rival that has ended counts, because its files look like own ones.
         """
-        if not self._found and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_SECONDS
-            others = ({process.pid for process in processes} for processes in processes_by_run().values())
-            self._found = any(members.isdisjoint(pids) and any(map(self._runs_here, pids)) for pids in others)
+        if time.monotonic() < self._next_look:
+            return self._found
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        for processes in processes_by_run().values():
+            pids = [process.pid for process in sorted(processes, key=lambda each: (each.start_ticks, each.pid))]
+            if not members.isdisjoint(pids) or not any(map(self._runs_here, pids)):
+                continue
+            # The keeper is the first one, and has no arguments that are parameters.
+            arguments: Parameters = next(filter(None, map(_arguments_of, pids)), {})
+            if arguments not in self._found:
+                self._found.append(arguments)
         return self._found
 
     def names_file(self, files: Iterable[Path], members: Iterable[int]) -> bool:
@@ -54,3 +64,25 @@ class Rivals:
 
 def _words_of(pid: int) -> list[bytes]:
     return read_proc(pid, "cmdline").removesuffix(b"\0").split(b"\0")
+
+
+def _arguments_of(pid: int) -> Parameters:
+    return argument_parameters([os.fsdecode(word) for word in _words_of(pid)])
+
+
+def has_arguments(log: Log, arguments: Mapping[str, object], rivals: Iterable[Mapping[str, object]]) -> bool:
+    """Whether the files beside a log have parameters of this command, and contradict those of each of the `rivals`."""
+    stored = read_parameters(log.files[0].parent)
+    return _fit(stored, arguments) is True and all(_fit(stored, others) is False for others in rivals)
+
+
+def _fit(stored: Mapping[str, object], arguments: Mapping[str, object]) -> bool | None:
+    """Return whether the parameters that both have are equal; None if they have none in common."""
+    common = stored.keys() & arguments.keys()
+    return all(_comparable(stored[name]) == _comparable(arguments[name]) for name in common) if common else None
+
+
+def _comparable(value: object) -> object:
+    """Return a parameter as a number if it is one: YAML reads 1e-05 as a text."""
+    number = parse_number(str(value))
+    return str(value) if number is None else number

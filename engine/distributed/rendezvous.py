@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,10 +32,25 @@ class RendezvousTimeoutError(CodedError):
 
 def check_rendezvous(init_method: str, environ: Mapping[str, str]) -> None:
     """Check the rendezvous of ranks that this process will spawn. Raises UsageError if it cannot succeed."""
+    if init_method != "env://":
+        return
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if init_method == "env://" and not (host and port.isdigit() and 0 < int(port) < 1 << 16):
+    if not (host and port.isdigit() and 0 < int(port) < 1 << 16):
         reason = f"env:// needs a host and a port in the environment, but MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
         raise UsageError.one(INIT_METHOD_KEY, reason, code="invalid-value")
+    try:
+        # torch waits minutes for a store on another host, and names a port in use only after the ranks have started.
+        family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Like torch, which listens on a port that an earlier run has just closed.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            reason = f"port {port} cannot be used on this host ({error.strerror}); use another port"
+            raise UsageError.one(INIT_METHOD_KEY, reason, code="address-in-use") from error
+        reason = f"{host} is not an address of this host, where rank 0 listens ({error.strerror}); use one that is"
+        raise UsageError.one(INIT_METHOD_KEY, reason, code="invalid-value") from error
 
 
 def create_store_file() -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.doctor.check import Check, CheckState
-from engine.gpus.current_use import find_current_use, find_missing_instances
+from engine.gpus.current_use import find_current_use, find_doubt, find_missing_instances
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.utils.text import pluralize
@@ -132,3 +132,5 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
     if (use := find_current_use(gpu, sharers=runs)) is not None and not (gpu.mig_enabled and not gpu.processes.value):
         state: CheckState = "unknown" if gpu.processes.value is None else "warning"
         yield Check("GPUs", name, state, use.message, USED_GPU_ADVICE, code="gpu-in-use")
+    elif not runs and not gpu.mig_enabled and (doubt := find_doubt(gpu)):
+        yield Check("GPUs", name, "ok", f"counts as free: {doubt}")

@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.gpus.reservation_entry import ReservationInfo
-from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance
+from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Missing
 
 # Memory in use beyond that of the listed processes. More than an idle CUDA context takes, less than any training, so a
 # GPU above it is in use by a process that NVML does not list, for example in another container.
 MAX_UNATTRIBUTED_BYTES = 1 << 30
-MAX_IDLE_UTIL_PERCENT = 30.0  # where the memory use is unknown
+# The same for a GPU that a desktop may use, or whose driver lists no processes: such memory, at so little utilization,
+# is that of a desktop and its browser. A training takes more of either.
+MAX_DESKTOP_MEMORY_SHARE, MAX_DESKTOP_BYTES = 0.25, 4 << 30
+MAX_DESKTOP_UTIL_PERCENT = 30.0
+DESKTOP_USERS = {"desktop": "the desktop", "Windows": "Windows"}  # of the reading `display`
 UNKNOWN_USER = "unknown"
 NO_EVIDENCE = "the driver reports neither its processes nor its memory use"
 NO_MEMORY_EVIDENCE = "the driver lists no process, and reports neither its memory use nor its utilization"
@@ -59,14 +63,14 @@ def find_current_use(
     """Return why a GPU, or one of its MIG instances, is in use according to NVML, None if it is not.
 
     A GPU counts as in use if it has a compute process, or more memory in use beyond that of its listed processes than
-    MAX_UNATTRIBUTED_BYTES. Without its memory use, its utilization decides: in a container, the driver lists no
-    process. A GPU whose processes and memory use the driver does not tell is not free. The processes and the memory of
-    `sharers` do not count.
+    MAX_UNATTRIBUTED_BYTES, or than a desktop takes where there may be one. Without its memory use, its utilization
+    decides: in a container, the driver lists no process. A GPU whose processes and memory use may not be read is not
+    free, one whose driver cannot tell them is while it computes little. The processes and the memory of `sharers` do
+    not count.
     """
     if (without_instances := find_missing_instances(gpu)) is not None:
         return without_instances
-    memory_used = _memory_used(gpu, instance)
-    if gpu.processes.value is None and memory_used is None:
+    if _is_opaque(gpu, instance) and (_may_compute(gpu) or gpu.processes.reason != Missing.NOT_SUPPORTED):
         return Unavailable(Obstacle.UNKNOWN, f"{NO_EVIDENCE} ({gpu.processes.reason})")
     compute_processes = [
         process
@@ -82,15 +86,18 @@ def find_current_use(
     if sharers:
         # In a container, NVML lists no processes, and all memory would count as that of others.
         return None
-    if memory_used is None:
-        if (util := gpu.value("util")) is None:
+    if _memory_used(gpu, instance) is None and gpu.processes.value is not None and _may_compute(gpu):
+        if gpu.value("util") is None:
             return Unavailable(Obstacle.UNKNOWN, NO_MEMORY_EVIDENCE)
-        message = "utilization by processes that the driver does not list here"
-        return Unavailable(Obstacle.IN_USE, message) if util > MAX_IDLE_UTIL_PERCENT else None
-    if _unattributed_bytes(gpu, memory_used, instance) <= MAX_UNATTRIBUTED_BYTES:
+        return Unavailable(Obstacle.IN_USE, "utilization by processes that the driver does not list here")
+    has_desktop = instance is None and _may_have_desktop(gpu)
+    if _unattributed_bytes(gpu, instance) <= (_desktop_limit_bytes(gpu) if has_desktop else MAX_UNATTRIBUTED_BYTES):
         return None
-    message = "memory in use by processes that the driver does not list here"
-    return Unavailable(Obstacle.IN_USE, message, frozenset({UNKNOWN_USER}))
+    desktop = ", or by a desktop" if has_desktop else ""
+    message = f"memory in use by processes that the driver does not list here{desktop}"
+    # A desktop never leaves.
+    users = frozenset[str]() if has_desktop else frozenset({UNKNOWN_USER})
+    return Unavailable(Obstacle.IN_USE, message, users)
 
 
 def find_missing_instances(gpu: Gpu) -> Unavailable | None:
@@ -99,11 +106,52 @@ def find_missing_instances(gpu: Gpu) -> Unavailable | None:
     return Unavailable(Obstacle.NO_INSTANCES, NO_INSTANCES) if has_none else None
 
 
+def find_doubt(gpu: Gpu) -> str:
+    """Return why a GPU that counts as free may be in use: the driver does not tell, or a desktop takes memory; else
+    ""."""
+    if _is_opaque(gpu):
+        return NO_EVIDENCE
+    if _unattributed_bytes(gpu) <= MAX_UNATTRIBUTED_BYTES:
+        return ""
+    user = DESKTOP_USERS.get(gpu.value("display"), "a desktop")
+    return f"memory in use by {user} or by processes that are not listed"
+
+
+def _is_opaque(gpu: Gpu, instance: MigInstance | None = None) -> bool:
+    """Whether the driver reports neither the processes nor the memory use."""
+    return gpu.processes.value is None and _memory_used(gpu, instance) is None
+
+
 def _memory_used(gpu: Gpu, instance: MigInstance | None) -> int | None:
     """Return the memory in use, None if it is unknown. That of an integrated GPU is mostly used by the host."""
     if instance is None and gpu.value("integrated"):
         return None
     return (gpu["memory_used"] if instance is None else instance.memory_used).value
+
+
+def _may_compute(gpu: Gpu) -> bool:
+    """Whether the GPU may compute more than for a desktop."""
+    util: float | None = gpu.value("util")
+    return util is None or util > MAX_DESKTOP_UTIL_PERCENT
+
+
+def _may_have_desktop(gpu: Gpu) -> bool:
+    """Whether memory in use may be that of a desktop: the driver cannot list processes, or lists those that draw.
+
+    In a container it lists none, and a display may be active without a monitor."""
+    draws = any(process.kind == "graphics" for process in gpu.processes.value or ())
+    display = gpu.value("display")
+    return display == "Windows" or (display == "desktop" and draws) or gpu.processes.reason == Missing.NOT_SUPPORTED
+
+
+def _desktop_limit_bytes(gpu: Gpu) -> int:
+    """Return the memory that a desktop may use on a GPU that counts as free."""
+    # In WSL 2 the driver may not tell the utilization.
+    if _may_compute(gpu) and not (gpu.value("util") is None and gpu.value("display") == "Windows"):
+        return MAX_UNATTRIBUTED_BYTES
+    share = int(MAX_DESKTOP_MEMORY_SHARE * (gpu.value("memory_total") or 0))
+    # On a large GPU, the share alone would also cover the memory of a training run.
+    return max(MAX_UNATTRIBUTED_BYTES, min(share, MAX_DESKTOP_BYTES))
 
 
 def processes_on(gpu: Gpu, instance: MigInstance) -> list[GpuProcess]:
@@ -124,13 +172,16 @@ def memory_holders(gpu: Gpu, instance: MigInstance | None) -> list[GpuProcess]:
     ]
 
 
-def _unattributed_bytes(gpu: Gpu, memory_used: int, instance: MigInstance | None = None) -> int:
-    """Return the memory in use beyond that of listed processes.
+def _unattributed_bytes(gpu: Gpu, instance: MigInstance | None = None) -> int:
+    """Return the memory in use beyond that of listed processes, 0 if unknown.
 
     An MPS server is known by its name alone, which any process can take, so its memory is not attributed.
     """
-    listed = (process for process in memory_holders(gpu, instance) if process.kind != "mps server")
-    return memory_used - sum(process.gpu_memory.value or 0 for process in listed)
+    memory_used = _memory_used(gpu, instance)
+    attributed_bytes = sum(
+        process.gpu_memory.value or 0 for process in memory_holders(gpu, instance) if process.kind != "mps server"
+    )
+    return 0 if memory_used is None else memory_used - attributed_bytes
 
 
 def _belongs_to(process: GpuProcess, runs: Sequence[ReservationInfo]) -> bool:

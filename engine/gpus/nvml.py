@@ -7,6 +7,7 @@ https://docs.nvidia.com/deploy/nvml-api/
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pynvml as nv
@@ -17,6 +18,7 @@ from engine.utils.errors import CodedError
 # NVML_VALUE_NOT_AVAILABLE is -1, so unsigned 32-bit and 64-bit fields without a value have all bits set.
 VALUES_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
 MAX_VALUE = 2**53  # of a `Count`; a snapshot with a larger one cannot be read
+WSL_DEVICE = Path("/dev/dxg")  # the GPUs of WSL 2
 # Bits of nvmlClocksThrottleReason*; nvidia-smi shows them as `clocks_throttle_reasons.*`.
 THROTTLE_REASONS = {
     0x1: "idle",
@@ -145,6 +147,16 @@ def mig_mode(handle: Any) -> str:
     return "on" if nv.nvmlDeviceGetMigMode(handle)[0] == nv.NVML_DEVICE_MIG_ENABLE else "off"
 
 
+def display_user(handle: Any) -> str:
+    """Return "desktop" if a display is active on the GPU (nvidia-smi `display_active`), "Windows" in WSL 2, or "none".
+
+    ``nvmlDeviceGetDisplayActive``. Windows uses the memory of every GPU, also without a display.
+    """
+    if WSL_DEVICE.exists():
+        return "Windows"
+    return "desktop" if nv.nvmlDeviceGetDisplayActive(handle) == nv.NVML_FEATURE_ENABLED else "none"
+
+
 def ecc_errors(handle: Any, kind: int) -> int:
     """Return the number of ECC errors since the driver was loaded (nvidia-smi `ecc.errors.*.volatile.total`).
 
@@ -219,6 +231,7 @@ INFREQUENT_QUERIES: Queries = {
     "nvlinks": active_nvlinks,
     "memory_temperature": memory_temperature,
     "mig": mig_mode,
+    "display": display_user,
 }
 # Queried in every round.
 PERIODIC_QUERIES: Queries = {
@@ -229,6 +242,11 @@ PERIODIC_QUERIES: Queries = {
     "fan": lambda h: require_available(nv.nvmlDeviceGetFanSpeed(h)),
     "performance_state": performance_state,
     "throttle": throttle_reasons,
+}
+# Queried for GPUs without GPM. Each call blocks for 20 ms, the interval over which NVML measures.
+PCIE_QUERIES: Queries = {
+    "pcie_sent": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_TX_BYTES)),
+    "pcie_received": lambda h: require_available(nv.nvmlDeviceGetPcieThroughput(h, nv.NVML_PCIE_UTIL_RX_BYTES)),
 }
 
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from engine.gpus.processes import ProcessTable
 
 INFREQUENT_INTERVAL_SECONDS = 5.0  # between queries of `nvml.INFREQUENT_QUERIES`
+# Between measurements of the PCIe throughput without GPM. They take 40 ms, and the driver may serialize them.
+PCIE_INTERVAL_SECONDS = 5.0
 ENUMERATE_INTERVAL_SECONDS = 2.0  # between counts of the GPUs
 FIRST_ANSWER_TIMEOUT_SECONDS = 2.0  # how long the first snapshot waits for the GPUs to answer
 ANSWER_TIMEOUT_PERIOD_SHARE = 0.4  # the same for later snapshots, as a share of the sampling period
@@ -94,6 +96,9 @@ class GpuThread(threading.Thread):
         self._mig_gpm: dict[int, nvml_rates.GpmReader] = {}
         self._infrequent_at = float("-inf")
         self._gpm = nvml_rates.GpmReader()
+        # The first snapshot does not wait for it.
+        self._pcie_at = time.monotonic()
+        self._pcie_readings: dict[str, Measurement[Any]] = {}
         self._process_table: ProcessTable | None = None
         self._process_activity = nvml_processes.ProcessActivity()
         self._processes: Measurement[tuple[GpuProcess, ...]] = Measurement(None, current_time(), Missing.NOT_REQUESTED)
@@ -141,6 +146,8 @@ class GpuThread(threading.Thread):
         if options.activity:
             answers |= self._gpm.read(handle)
             self._query_mig_activity(handle)
+            if answers["pcie_sent"].value is None:
+                answers |= self._query_pcie(handle)
         if answers["integrated"].value:
             # The driver reports PCIe 1.0 x1 for GB10, which is connected to its CPU otherwise.
             answers |= {name: answers[name].without_value(Missing.INTEGRATED) for name in answers if "pcie" in name}
@@ -169,6 +176,12 @@ class GpuThread(threading.Thread):
             (mig_handle, instance.with_activity(activity[instance.gpu_instance]))
             for mig_handle, instance in self._mig_devices
         ]
+
+    def _query_pcie(self, handle: Any) -> dict[str, Measurement[Any]]:
+        """Return the PCIe throughput of a GPU without GPM."""
+        if (now := time.monotonic()) - self._pcie_at >= PCIE_INTERVAL_SECONDS:
+            self._pcie_at, self._pcie_readings = now, nvml.query_all(nvml.PCIE_QUERIES, handle)
+        return self._pcie_readings
 
     def _infrequent_due(self, now: float) -> bool:
         return now - self._infrequent_at >= INFREQUENT_INTERVAL_SECONDS

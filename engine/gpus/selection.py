@@ -13,6 +13,7 @@ from engine.gpus.current_use import (
     Obstacle,
     Unavailable,
     find_current_use,
+    find_doubt,
     find_missing_instances,
 )
 from engine.gpus.free_memory import capacity_bytes, unreserved_bytes
@@ -43,8 +44,8 @@ class CudaDevice:
     `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
     `sharers` is the number of runs on a device that is free because they share it (`queue.share`, `queue.min_free`).
     `unreserved_bytes` is its memory that is neither in use nor reserved, None if NVML does not report it. `other_use`
-    is who else computes on a device that is free because it has enough memory. `capability` is the compute capability;
-    a MIG instance has that of its GPU.
+    is who else computes on a device that is free because it has enough memory. `doubt` is why a free device may be in
+    use, see `find_doubt`, else "". `capability` is the compute capability; a MIG instance has that of its GPU.
     """
 
     index: Count
@@ -57,6 +58,7 @@ class CudaDevice:
     sharers: Count = 0
     unreserved_bytes: Count | None = None
     other_use: Unavailable | None = None
+    doubt: str = ""
     capability: tuple[Count, Count] | None = None
 
     @property
@@ -130,6 +132,7 @@ def _device(
         sharers=len(sharers),
         unreserved_bytes=unreserved,
         other_use=None if unavailable else use,
+        doubt="" if unavailable or use or sharers or instance is not None else find_doubt(gpu),
         capability=capability and tuple(map(int, capability.split("."))),
     )
     if instance is None:
@@ -362,10 +365,12 @@ def use_warnings(devices: Sequence[CudaDevice]) -> list[Problem]:
     """Return who else uses, or may use, the devices of a run: one warning per kind, grouped like `why_not_free`."""
     sharers = {device.index: f"with {pluralize(device.sharers, 'other run')}" for device in devices if device.sharers}
     others = {device.index: device.other_use.message for device in devices if device.other_use}
+    doubts = {device.index: device.doubt for device in devices if device.doubt}
     kinds = (
         ("sharing GPUs that are not free", why_not_free(devices)),
         ("sharing GPUs with runs that allow it (queue.share, queue.min_free)", _group_by_reason(sharers)),
         ("sharing GPUs that have enough memory left (queue.min_free)", _group_by_reason(others)),
+        ("GPUs that count as free may be in use", _group_by_reason(doubts)),
     )
     return [Problem("", f"{what}: {which}", code="gpu-in-use") for what, which in kinds if which]
 

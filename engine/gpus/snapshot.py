@@ -183,7 +183,8 @@ class Gpu(Record, frozen=True, kw_only=True):
     max_pcie_width: Measurement[Count] = _absent("lanes")
     # PCIe packets that were sent again (`Replays Since Reset` of `nvidia-smi -q`).
     pcie_replays: Measurement[Count] = _absent("replays")
-    # PCIe throughput from and to the GPU since the last sample, 1 KB = 1000 B (GPM metrics 20 and 21).
+    # PCIe throughput from and to the GPU, 1 KB = 1000 B. With GPM: since the last sample (metrics 20 and 21). Without
+    # GPM: over 20 ms (`txpci` and `rxpci` of `nvidia-smi dmon -s t`).
     pcie_sent: Measurement[Number] = _absent("KB/s")
     pcie_received: Measurement[Number] = _absent("KB/s")
     # Number of active NVLinks (`nvidia-smi nvlink --status`).
@@ -193,6 +194,8 @@ class Gpu(Record, frozen=True, kw_only=True):
     nvlink_received: Measurement[Number] = _absent("KB/s")
     # Current MIG mode, "on" or "off" (`mig.mode.current`).
     mig: Measurement[str] = _absent("")
+    # Who may use the GPU for graphics: "desktop" (`display_active`), "Windows" in WSL 2, or "none".
+    display: Measurement[str] = _absent("")
 
     instances: tuple[MigInstance, ...] = ()
     processes: Measurement[tuple[GpuProcess, ...]]

@@ -60,6 +60,7 @@ class RunningMetrics:
             paths=[cwd / path for path in command.metrics],
             arguments=parameters,
             members=lambda: {member.pid for member in members()},
+            open_output=self._writer.open,
         )
         self._followed = FollowedRun(self._files.metrics)
         self._sink = Sink("the metrics", lambda problem: self._report([problem]))

@@ -13,6 +13,7 @@ from support.gpu.fake_cuda import DdpRun, Rehearsal, nccl_backend, run_started
 from support.gpu.fake_gpu_host import gpu_line, gpu_uuid
 from support.gputrain_command import GPUTRAIN, read_events
 from support.messages import says
+from support.runs.factories import find_free_port
 
 LIGHT = ("digits", "--model", "linear", "--epochs", "1")
 MIG_UUIDS = ["MIG-aaaa0000-1111-2222-3333-444444444444", "MIG-bbbb0000-1111-2222-3333-444444444444"]
@@ -68,7 +69,7 @@ def test_torchrun_workers_that_see_one_gpu_each_use_both(rehearsal: Rehearsal) -
     worker.write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES=$LOCAL_RANK exec {GPUTRAIN} "$@"\n')
     worker.chmod(0o755)
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    options = ["--nproc-per-node", "2", "--standalone", "--no-python", str(worker)]
+    options = ["--nproc-per-node", "2", "--master-port", str(find_free_port()), "--no-python", str(worker)]
     agent = rehearsal.start(torchrun, *options, "run", "--headless", *LIGHT, "--name", "workers", "--gpus", "all")
     _, messages = agent.communicate(timeout=200)
     assert agent.returncode == 0, messages

@@ -34,6 +34,7 @@ class GpusOptions:
     json: bool
     watch: bool
     processes: bool
+    links: bool
     interval_s: float
     samples: int | None
     record: str | None

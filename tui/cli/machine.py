@@ -33,16 +33,19 @@ DEFAULT_SECONDS = 1.0
     [
         "gputrain gpus",
         "gputrain gpus --watch --processes",
+        "gputrain gpus --json --links",
         "gputrain gpus --record gpus.jsonl -n 60",
         "gputrain gpus --hosts lab1,lab2",
     ],
-    "With --json, --watch prints one line per sample. GPUTRAIN_NVML=replay:FILE replays the samples of --record.",
+    "With --json, --watch prints one line per sample. GPUs older than Hopper need --links; others always measure PCIe. "
+    "GPUTRAIN_NVML=replay:FILE replays the samples of --record.",
 )
 def gpus(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the reason of each null.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="Measure PCIe throughput, 40 ms per GPU.")] = False,
     interval: Annotated[
         float,
         typer.Option("--interval", metavar="SECONDS", min=MIN_PERIOD_SECONDS, max=3600, help="Time between samples."),
@@ -58,7 +61,7 @@ def gpus(
     if hosts is not None:
         from tui.cli.hosts import show_host_gpus
 
-        refused = {"--count": count, "--record": record, "--interval": interval != DEFAULT_SECONDS}
+        refused = {"--links": links, "--count": count, "--record": record, "--interval": interval != DEFAULT_SECONDS}
         if option := next((option for option, is_set in refused.items() if is_set), None):
             raise UsageError.one("--hosts", f"cannot be combined with {option}", code="conflict")
         show_host_gpus(hosts, as_json=as_json, watch=watch, processes=processes)
@@ -69,6 +72,7 @@ def gpus(
             json=as_json,
             watch=watch,
             processes=processes,
+            links=links,
             interval_s=interval,
             samples=count,
             record=record,

@@ -17,7 +17,7 @@ from engine.foreign import row_files
 from engine.foreign.json_lines import JsonLines
 from engine.foreign.points import Point
 from engine.foreign.reading import list_folder
-from support.foreign import points_of
+from support.foreign import points_of, values_of
 
 
 class Clock:
@@ -137,3 +137,18 @@ def test_link_and_pipe_in_place_of_the_file_are_not_opened(writer: MetricWriter,
     writer.add([Point("loss", 1, 1.0)])
     writer.close()
     assert writer.problem is not None and not (tmp_path / "other").exists()
+
+
+def test_rows_are_not_read_back_and_follow_those_of_earlier_starts(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "output.jsonl"
+    path.write_text('{"step": 1, "loss": 4.0}\n{"step": 2, "loss": 3.0}\n')
+    writer = MetricWriter(path, now=clock)
+    source = writer.open()
+    assert values_of(source.poll().points, "loss") == [(1, 4.0), (2, 3.0)]
+    for step, loss in ((2, 2.0), (3, 1.0)):
+        writer.add([Point("loss", step, loss)])
+    writer.poll()
+    path.unlink()
+    reading = source.poll()
+    assert (reading.drop_from, values_of(reading.points, "loss")) == (2, [(2, 2.0), (3, 1.0)])
+    assert not source.poll().points

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from engine.gpus.selection import CudaDevice
 from engine.utils.errors import Problem, UsageError
 from support.gputrain_command import Gputrain, read_events
 from support.messages import has_problem
+from support.runs.factories import find_free_port
 
 GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
 
@@ -132,12 +134,26 @@ def test_warmup_batch_size_covers_smallest_dp_batch() -> None:
     assert warmup_batch_size(DistributedBatchSampler(77, 1, 64, 0, 1, False, 0, devices_per_rank=4)) == 13
 
 
-def test_check_rendezvous_needs_an_address() -> None:
-    environment = {"MASTER_ADDR": "", "MASTER_PORT": "70000"}
-    problems = refusal(lambda: check_rendezvous("env://", environment))
-    assert has_problem(problems, "invalid-value", "device.init_method", "MASTER_ADDR=''", "MASTER_PORT='70000'")
-    check_rendezvous("auto", environment)
-    check_rendezvous("env://", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"})
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_check_rendezvous_rejects_unavailable_address(busy_port: int) -> None:
+    for variables, (code, *values) in {
+        ("127.0.0.1", str(busy_port)): ("address-in-use", busy_port, "(Address already in use)"),
+        ("192.0.2.1", "29501"): ("invalid-value", "192.0.2.1 "),
+        ("no-such-host.invalid", "29501"): ("invalid-value", "no-such-host.invalid "),
+        ("", "70000"): ("invalid-value", "env://", "MASTER_ADDR=''", "MASTER_PORT='70000'"),
+    }.items():
+        environment = dict(zip(("MASTER_ADDR", "MASTER_PORT"), variables, strict=True))
+        problems = refusal(lambda environment=environment: check_rendezvous("env://", environment))  # type: ignore[misc]
+        assert has_problem(problems, code, "device.init_method", *values), variables
+        check_rendezvous("auto", environment)
+    check_rendezvous("env://", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())})
 
 
 @pytest.fixture

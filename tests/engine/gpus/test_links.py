@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from engine.gpus import nvml
+from engine.gpus import nvml, sampler
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
 from engine.utils.codec import decode
@@ -45,9 +45,12 @@ def test_links_are_not_requested_without_activity() -> None:
     assert {gpu[name].reason for name in THROUGHPUT} == {"not requested"}
 
 
-def test_links_are_unknown_without_gpm(driver: FakeGpuHost) -> None:
+def test_pcie_without_gpm_is_measured_when_due(driver: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.set_scene(gpu_line(0, gpm=0))
     assert {poll(SamplerOptions())[name].reason for name in THROUGHPUT} == {"not supported"}
+    monkeypatch.setattr(sampler, "PCIE_INTERVAL_SECONDS", 0.0)
+    gpu = poll(SamplerOptions())
+    assert (gpu.value("pcie_sent"), gpu.value("pcie_received")) == (1000, 2000)
 
 
 def test_snapshot_of_earlier_recording_has_unknown_links() -> None:
