@@ -27,13 +27,14 @@ class BatchError(CodedError):
 
 
 class JobPhase(StrEnum):
-    """How far a job is. CANCELLED: by a user. FAILED: also by the batch system, as at a time limit."""
+    """How far a job is. CANCELLED: by a user. KILLED: by the batch system, as at a time limit or with a lost node."""
 
     PENDING = "pending"
     RUNNING = "running"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    KILLED = "killed"
 
     @property
     def is_over(self) -> bool:

@@ -20,8 +20,8 @@ from engine.utils.errors import UsageError
 from engine.utils.text import printable
 
 WARNING_SECONDS = 60  # before the time limit: Slurm sends it up to 60 s earlier
-_FAILURES = {
-    "BOOT_FAIL": "boot failed", "DEADLINE": "deadline", "FAILED": "failed", "NODE_FAIL": "node failed",
+_KILLED = {
+    "BOOT_FAIL": "boot failed", "DEADLINE": "deadline", "NODE_FAIL": "node failed",
     "OUT_OF_MEMORY": "out of memory", "PREEMPTED": "preempted", "REVOKED": "revoked", "TIMEOUT": "timeout",
 }  # fmt: skip
 _PENDING = ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
@@ -31,7 +31,7 @@ _NODE_LINES = (
 )
 _ARRAY_LINE = 'export GPUTRAIN_TASK="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'
 # Of the jobs of an array, the first of these says what the array is.
-_MOST_TELLING = (JobPhase.RUNNING, JobPhase.PENDING, JobPhase.FAILED, JobPhase.CANCELLED, JobPhase.COMPLETED)
+_MOST_TELLING = tuple(map(JobPhase, ("running", "pending", "killed", "failed", "cancelled", "completed")))
 _TIME = "%Y-%m-%dT%H:%M:%S"
 # The user's own format of times is for the user.
 _CLEAN = ("env", "SLURM_TIME_FORMAT=standard")
@@ -177,10 +177,8 @@ def _read_state(word: str, start: str, nodes: str, reason: str) -> JobState:
         is_today = time.localtime(started_at)[:3] == time.localtime()[:3]
         when = time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", time.localtime(started_at))
         return JobState(JobPhase.PENDING, f"{why}, starts about {when}")
-    if word == "COMPLETED":
-        return JobState(JobPhase.COMPLETED, "completed")
-    if word == "CANCELLED":
-        return JobState(JobPhase.CANCELLED, "cancelled")
-    if word in _FAILURES:
-        return JobState(JobPhase.FAILED, _FAILURES[word])
+    if word in ("COMPLETED", "CANCELLED", "FAILED"):
+        return JobState(JobPhase(word.casefold()), word.casefold())
+    if word in _KILLED:
+        return JobState(JobPhase.KILLED, _KILLED[word])
     return JobState(JobPhase.RUNNING, f"{word.casefold()} on {nodes}" if nodes else word.casefold(), started_at)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from engine.utils.threads import in_background
 
 ENGINES: Mapping[str, Callable[[str], Engine]] = {"slurm": Slurm, "ray": Ray}
 """The batch systems by the word behind `--on`. They take what follows its colon, and raise BatchError for that."""
+SUBMITTING_TOOLS = {"slurm": "sbatch"}
 MAX_AGE_SECONDS = 5.0  # of an answer, which slurmctld gives to hundreds of users
 FIRST_WAIT_SECONDS = 5.0
 # A job that was submitted so lately may be missing in an answer.
@@ -64,6 +66,11 @@ def find_engine(place: str) -> Engine:
     if word not in ENGINES:
         raise BatchError(f"{place} is no batch system that this version of gputrain knows")
     return ENGINES[word](address)
+
+
+def found_engines() -> list[str]:
+    """Return the batch systems without an address whose command this host has."""
+    return [word for word, tool in SUBMITTING_TOOLS.items() if shutil.which(tool)]
 
 
 def job_state(engine: str, job: str, submitted_at: float) -> JobState:

@@ -35,7 +35,7 @@ OWN_OPTIONS = ("--name", "--runs-dir", "--time-limit", "--launcher")
 OWN_KEYS = ("run.name=", "run.resume=", "queue.time_limit=", "device.wait=", "device.launcher=")
 """Words of `gputrain run` that the script has of its own, or that only mean the host where they are typed."""
 GPU_OPTIONS = ("--gpus", "--ngpu")
-JOB_SCRIPT, JOB_LOG = "job.sh", "job.log"
+JOB_SCRIPT = "job.sh"
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _script(engine: str, run: RunRequest, folder: Path, words: Sequence[str], op
     request = JobRequest(
         name=folder.name,
         folder=Path.cwd(),
-        log=folder / JOB_LOG,
+        log=RunFolder(folder).job_log,
         command=job_line("run", "--headless", *kept),
         setup=[f"export GPUTRAIN_RUNS={shlex.quote(str(run.runs_dir))}"],
         nodes=options.nodes,

@@ -23,6 +23,7 @@ from engine.runs.control import QueueRequestName, send_request
 from engine.runs.events import RunFinished
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
+from engine.runs.job import cancel_job
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run
 from engine.runs.recorder import Recorder
@@ -198,7 +199,9 @@ def cancel(row: QueueRow) -> str:
 
     Raises UsageError."""
     folder = RunFolder(Path(row.folder))
-    if not row.is_live:
+    if row.state is RowState.PENDING:
+        cancel_job(folder)
+    elif not row.is_live:
         cancel_interrupted(folder)
     else:
         send_request(folder.control, "stop")

@@ -1,4 +1,5 @@
-"""List the queue of this host: what waits for GPUs, of all users, and this user's runs whose wait was interrupted.
+"""List the queue of this host: what waits for GPUs, of all users, and this user's runs that wait as jobs of a batch
+system or whose wait was interrupted.
 
 `gputrain queue` and the screen show it. Uses the reservations of `engine.gpus` and the `queue.json` of run folders.
 """
@@ -8,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from operator import itemgetter
 from pathlib import Path
 
 from engine.gpus.queue_terms import own_order, queue_order
@@ -18,13 +20,15 @@ from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.run_queue import SILENT
 from engine.queue.state import PENDING_STAGES, QueueState, read_queue_state
 from engine.runs.folder import RunFolder, list_runs
+from engine.runs.job import pending_job, read_job
 from engine.utils.text import pluralize
 from engine.utils.trust import name_of_user
 
 
 class RowState(StrEnum):
     """How a run waits. SCHEDULED: for its begin time. LIMITED: for other runs of its user, because of a limit.
-    INTERRUPTED: its supervisor is gone, and `gputrain queue resume` starts it again."""
+    INTERRUPTED: its supervisor is gone, and `gputrain queue resume` starts it again. PENDING: its job waits in a batch
+    system."""
 
     WAITING = "waiting"
     HELD = "held"
@@ -32,6 +36,7 @@ class RowState(StrEnum):
     SCHEDULED = "scheduled"
     LIMITED = "limited"
     INTERRUPTED = "interrupted"
+    PENDING = "pending"
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class QueueRow:
     @property
     def is_live(self) -> bool:
         """Whether a process waits."""
-        return self.state is not RowState.INTERRUPTED
+        return self.state not in (RowState.INTERRUPTED, RowState.PENDING)
 
     @property
     def waited_s(self) -> float:
@@ -83,19 +88,28 @@ class QueueRow:
 
 def list_queue(root: Path | None = None) -> list[QueueRow]:
     """Return the runs that wait for GPUs in queue order, then those that are held or wait for other runs, then the
-    interrupted runs of this user in the runs folder `root`. Raises UsageError if `root` cannot be read."""
+    stored rows of the runs folder `root`. Raises UsageError if `root` cannot be read."""
     reservations = [each for each in read_reservations() if each.is_waiting]
     ready = queue_order(reservations)
     rows = [_row(each, ready[:place], place + 1) for place, each in enumerate(ready)]
     blocked = sorted((each for each in reservations if each.blocked), key=lambda each: (each.uid, own_order(each)))
     rows += [_row(each, (), None) for each in blocked]
-    return rows + (interrupted_rows(root) if root is not None else [])
+    return rows + (stored_rows(root) if root is not None else [])
 
 
 def find_row(folder: RunFolder) -> QueueRow | None:
     """Return the row of a waiting run of this user; None if it does not wait."""
     path = str(folder.path)
     return next((row for row in list_queue() if row.is_own and row.folder == path), None)
+
+
+def stored_rows(root: Path) -> list[QueueRow]:
+    """Return the runs of this user in a runs folder that wait without a process here: in a batch system, or because
+    their wait was interrupted. Raises UsageError if the folder cannot be read."""
+    jobs = [(run, job) for run in list_runs(root) if run.is_own and (job := read_job(run)) is not None]
+    found = [(job.submitted_at, run, wait) for run, job in jobs if (wait := pending_job(run)) is not None]
+    rows = [_stored_row(run, RowState.PENDING, since, wait) for since, run, wait in sorted(found, key=itemgetter(0))]
+    return rows + interrupted_rows(root)
 
 
 def interrupted_rows(root: Path) -> list[QueueRow]:
@@ -109,23 +123,24 @@ def interrupted_rows(root: Path) -> list[QueueRow]:
             found.append((state, run))
     found.sort(key=lambda pair: (-pair[0].priority, pair[0].position, pair[1].name))
     return [
-        QueueRow(
-            name=run.name,
-            user=name_of_user(os.geteuid()),
-            uid=os.geteuid(),
-            state=RowState.INTERRUPTED,
-            place=None,
-            since=state.submitted_at,
-            reason=f"its supervisor was killed while it waited; `gputrain queue resume {run.name}` starts it",
-            gpus="",
+        replace(
+            _stored_row(
+                run,
+                RowState.INTERRUPTED,
+                state.submitted_at,
+                f"its supervisor was killed while it waited; `gputrain queue resume {run.name}` starts it",
+            ),
             priority=state.priority,
             position=state.position,
             begin=state.begin,
-            folder=str(run.path),
-            key=str(run.path),
         )
         for state, run in found
     ]
+
+
+def _stored_row(run: RunFolder, state: RowState, since: float, reason: str) -> QueueRow:
+    user, path = name_of_user(os.geteuid()), str(run.path)
+    return QueueRow(run.name, user, os.geteuid(), state, None, since, reason, gpus="", folder=path, key=path)
 
 
 def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | None) -> QueueRow:

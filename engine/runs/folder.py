@@ -121,6 +121,8 @@ class RunFolder:
     """Place of the run in the queue for GPUs, see `engine.queue.state`."""
     job = PathOf("job.json")
     """Job of the run in a batch system, see `engine.runs.job`."""
+    job_log = PathOf("job.log")
+    """Output of the job."""
     class_indices = PathOf("class_indices.json")
     """Class names by index, as a JSON object."""
     evaluation = PathOf("evaluation.json")
@@ -241,7 +243,15 @@ class RunFolder:
         folders = (*outputs, *code, self.control, self.sync, self.metrics, self.torchrun)
         locks = (self.lock, self.private_lock)
         files = (self.config, self.journal, self.summary, self.log, self.owner, *locks, self.class_indices)
-        more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.job, self.skipped_files)
+        more_files = (
+            self.evaluation,
+            self.inspection,
+            self.labels,
+            self.queue,
+            self.job,
+            self.job_log,
+            self.skipped_files,
+        )
         profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))
         for path in (*folders, *files, *more_files, self.command, *self.checkpoints.glob("*.pt"), *profiles):
             with suppress(OSError):

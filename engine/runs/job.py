@@ -10,14 +10,16 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from engine.batch.engine import BatchError, JobPhase, JobState
 from engine.batch.states import UnknownJobError, find_engine, forget, job_state
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.run_record import read_run_record
 from engine.utils.codec import FileRecord, Meta, UnixTime, find_record, replace, write_record
 from engine.utils.errors import UsageError
-from engine.utils.files import find_file_stamp
+from engine.utils.files import find_file_stamp, is_file
 
 _Text = Annotated[str, Meta(max_length=1000)]
 MAX_JOB_BYTES = 1 << 14
@@ -33,7 +35,7 @@ class SubmittedJob(FileRecord, frozen=True, kw_only=True):
     submitted_at: UnixTime
     """When it was submitted, in Unix seconds."""
     phase: JobPhase | None = None
-    """How the job ended: completed, cancelled or failed; null before."""
+    """How the job ended: completed, cancelled, failed, or killed by the batch system; null before."""
     words: _Text = ""
     """Why it ended, in the words of the batch system, such as out of memory."""
 
@@ -77,14 +79,35 @@ def view_job(folder: RunFolder, recorded: RunState) -> JobView | None:
     is_new = recorded is RunState.WAITING or journal is None or state.started_at > journal[2] / 1e9
     if state.phase is JobPhase.RUNNING and is_new:
         return JobView(RunState.STARTING, state.words, is_open=True)
+    has_begun = recorded is not RunState.WAITING
+    advice = f"`gputrain resume {folder.name}` continues it" if has_begun else f"see `gputrain logs {folder.name}`"
+    why = f"{name}: {state.words}; {advice}"
     if has_ended or state.phase is JobPhase.RUNNING:
-        # It says itself how it ended.
-        own = recorded if has_ended else RunState.CRASHED
-        return JobView(own, "", is_open=not state.phase.is_over)
+        # It says itself how it ended, but not why it got the signal.
+        own, is_killed = recorded if has_ended else RunState.CRASHED, state.phase is JobPhase.KILLED
+        told = why if is_killed and recorded is RunState.STOPPED else ""
+        return JobView(own, told, is_open=not state.phase.is_over)
     if state.phase is JobPhase.CANCELLED:
         return JobView(RunState.STOPPED, f"{name} was cancelled", is_open=False)
-    advice = f"; its output is in {folder.path}/job.log" if recorded is RunState.WAITING else ""
-    return JobView(RunState.FAILED, f"{name}: {state.words}{advice}", is_open=False)
+    return JobView(RunState.FAILED, why, is_open=False)
+
+
+def pending_job(folder: RunFolder) -> str | None:
+    """Return what the job of a run waits for, as a sentence; None if none waits."""
+    job, record = read_job(folder), read_run_record(folder)
+    if job is None or record is None or folder.is_owned() or (view := view_job(folder, record.state)) is None:
+        return None
+    is_waiting = view.state is RunState.WAITING and view.is_open
+    return f"{view.message}; {job.engine} job {job.id}" if is_waiting else None
+
+
+def log_of(folder: RunFolder) -> Path:
+    """Return the log of a run, or the output of its job as long as that has not begun the run."""
+    if not is_file(str(folder.job_log)) or (
+        (record := read_run_record(folder)) and record.state is not RunState.WAITING
+    ):
+        return folder.log
+    return folder.job_log
 
 
 def require_no_open_job(folder: RunFolder, recorded: RunState) -> None:
@@ -100,11 +123,11 @@ def require_no_open_job(folder: RunFolder, recorded: RunState) -> None:
         raise UsageError.one(folder.name, reason, f"`gputrain stop {folder.name}` cancels it", code="already-running")
 
 
-def cancel_job(folder: RunFolder) -> str | None:
-    """Cancel the job of a run that no process owns yet. Return what became of it, as the end of a sentence; None
-    without such a job. Raises UsageError."""
+def cancel_job(folder: RunFolder, *, is_owned: bool = False) -> str | None:
+    """Cancel the job of a run that no process owns yet; with `is_owned`, also if one does. Return what became of it, as
+    the end of a sentence; None without such a job. Raises UsageError."""
     job = read_job(folder)
-    if job is None or job.phase is not None or folder.is_owned():
+    if job is None or job.phase is not None or (folder.is_owned() and not is_owned):
         return None
     try:
         find_engine(job.engine).cancel(job.id)

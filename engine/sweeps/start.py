@@ -22,7 +22,7 @@ from engine.config.schema import as_stored
 from engine.config.user_code import TRUST_ADVICE
 from engine.config.yaml_io import to_yaml
 from engine.launch.detached import start_detached
-from engine.launch.submission import JOB_LOG, JobOptions, job_line, make_script, submit_script
+from engine.launch.submission import JobOptions, job_line, make_script, submit_script
 from engine.runs.control import consume_requests
 from engine.runs.folder import RunState
 from engine.runs.job import require_no_open_job
@@ -171,7 +171,7 @@ def submit_sweep(folder: SweepFolder, plan: SweepPlan, engine: str, options: Job
         request = JobRequest(
             name=folder.name,
             folder=Path.cwd(),
-            log=folder.path / JOB_LOG,
+            log=folder.job_log,
             command=job_line("sweep", "resume", folder.name, "--runs-dir", str(folder.path.parent), *flags),
             gpus=gpus,
             cores=1 if gpus or plan.command is not None else plan.config.device.ranks,

@@ -36,6 +36,7 @@ Answer = str | Problem | None
 POLL_SECONDS = 0.2
 # After this time without an answer, it is said what is awaited.
 PATIENCE_SECONDS = 10.0
+JOB_GRACE_SECONDS = 120.0  # for the checkpoint of a run; then its job is cancelled, which also ends one that hangs
 ANSWER_CODES = {0: "all runs answered, or --no-wait", 1: "a run is not live, or did not do it", 2: "usage error"}
 
 
@@ -50,10 +51,12 @@ def stop(
     """Stop runs at their next step and save checkpoints.
 
     Waits until all have stopped. A waiting run leaves the queue: its folder stays, as a stopped run, and runs that wait
-    for it are held. The job of a run that waits in Slurm or Ray is cancelled. `gputrain resume RUN` starts it after
-    all. A second request kills the processes of a command at once.
+    for it are held. A job in Slurm or Ray is cancelled if it waits, or if its run does not stop within two minutes.
+    `gputrain resume RUN` starts a run again. A second request kills the processes of a command at once.
     """
     from engine.queue.edit import cancel_interrupted
+
+    cancels_at = time.monotonic() + JOB_GRACE_SECONDS
 
     def refuse(folder: RunFolder, run: OpenedRun) -> Answer:
         state = run.state
@@ -67,6 +70,8 @@ def stop(
 
     def answer(sent: SentRequest) -> Answer:
         why = claim_message(sent.folder, sent.state) if sent.state is RunState.CRASHED else ""
+        if sent.state.live and time.monotonic() > cancels_at:
+            return cancel_job(sent.folder, is_owned=True)
         return None if sent.state.live else f"is {sent.state}{f': {why}' if why else ''}"
 
     found = for_each(runs, lambda name: _find_stoppable(name, runs_dir, trust_owner=trust_owner))

@@ -76,20 +76,22 @@ def logs(
 ) -> None:
     """Print the log of a run.
 
-    The log holds the messages of the supervisor and the output of the ranks. --follow also prints new lines. A terminal
+    The log holds the messages of the supervisor and the output of the ranks; of a job that has not begun its run, what
+    the job printed. --follow also prints new lines. A terminal
     shows the colors of the output, unless NO_COLOR is set.
     """
 
+    from engine.runs.job import log_of
     from engine.runs.record_completion import open_run
 
-    colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    path, colors = log_of(folder), sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     try:
-        *full, log = open_log(folder.log, colors=colors, count=count)
+        *full, log = open_log(path, colors=colors, count=count)
     except FileNotFoundError:
         typer.echo(f"{printable(folder.name)} has no log yet.", err=True)
         return
     except OSError as error:
-        raise UsageError.one(str(folder.log), f"cannot be read: {error.strerror}", code="not-readable") from error
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
     for reader in full:
         sys.stdout.writelines(reader.read())
     while True:

@@ -13,8 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.batch.states import ENGINES as BATCH_SYSTEMS
-from engine.batch.states import is_batch_system
 from engine.runs.control import send_request
 from engine.runs.job import cancel_job
 from engine.runs.metrics import Better
@@ -51,6 +49,8 @@ from tui.cli.run_command import (
 from tui.cli.train import PlaceOptions, takes_place
 from tui.flags import FLAG_TO_KEY
 
+# The batch system that runs arrays of jobs.
+ARRAY_SYSTEM = "slurm"
 # A trial is a job of one node.
 NO_PLACE_OPTIONS = ("copy", "nodes", "print")
 # Five name, continue or queue one run, and --seed was the seed of the sampler.
@@ -210,8 +210,8 @@ def run(
 
 def _batch_system(place: PlaceOptions) -> str:
     """Return the batch system that runs the trials; "" for this host. Raises UsageError."""
-    if place.on is not None and not is_batch_system(place.on):
-        reason = f"{printable(str(place.on))} is no batch system; sweeps start here or on {', '.join(BATCH_SYSTEMS)}"
+    if place.on not in (None, ARRAY_SYSTEM):
+        reason = f"{printable(str(place.on))} cannot run a sweep; it starts here or with --on {ARRAY_SYSTEM}"
         raise UsageError.one("--on", reason, code="not-supported")
     if place.on is None and place != PlaceOptions(slurm=place.slurm or None):
         raise UsageError.one("--partition, --slurm", "name the place with --on", code="missing-value")

@@ -5,7 +5,7 @@ A new config key or section needs no change here. `MAIN_KEYS` only selects and o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import NoneType, UnionType
@@ -88,10 +88,12 @@ def preset_field(presets: tuple[str, ...]) -> ConfigField:
     return ConfigField(PRESET_KEY, "preset", "Initial values of all fields; F2 runs a command.", presets, is_main=True)
 
 
-def host_field(hosts: tuple[str, ...]) -> ConfigField:
-    """Return the field that says where the run starts."""
-    text = "Host on which the run starts. any takes the first one with free GPUs, else the shortest queue."
-    return ConfigField(HOST_KEY, "host", text, (THIS_HOST, ANY_HOST, *hosts), is_main=True)
+def host_field(hosts: Sequence[str], engines: Sequence[str]) -> ConfigField:
+    """Return the field that says where the run starts: on a host, or as a job of a batch system."""
+    texts = ["Where the run starts.", f"As a job: {', '.join(engines)}." * bool(engines)]
+    texts += ["any takes the first host with free GPUs, else the shortest queue." * bool(hosts)]
+    choices = (THIS_HOST, *[ANY_HOST] * bool(hosts), *hosts, *engines)
+    return ConfigField(HOST_KEY, "host", " ".join(filter(None, texts)), choices, is_main=True)
 
 
 def form_sections() -> list[FormSection]:

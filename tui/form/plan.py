@@ -70,7 +70,7 @@ def plan_text(
     if problems:
         lines.append(Text("The plan follows when all errors are fixed.", MUTED))
     elif other_host:
-        lines.append(Text(f"{other_host}: the host checks it when it starts there", MUTED))
+        lines.append(Text(f"{other_host}: it is checked when it starts there", MUTED))
     elif config is None or result is None:
         lines.append(Text("Checking this host …", MUTED))
     else:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.queue.listing import QueueRow, interrupted_rows, list_queue
+from engine.queue.listing import QueueRow, list_queue, stored_rows
 from engine.runs.folder import RunFolder
 from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PROFILE_INTERVAL_SECONDS = 0.5
 # Reading the folders of thousands of runs takes longer than reading the queue.
-INTERRUPTED_INTERVAL_SECONDS = 10.0
+STORED_INTERVAL_SECONDS = 10.0
 LIST_KEYS: tuple[ListKey, ...] = ("cell", "mistakes", "uncertain", "label-issues")
 # Nobody reads more of a list, and an inspection may have millions of rows.
 MAX_LISTED = 1000
@@ -144,24 +144,24 @@ def watch_profile(reader: ProfileReader) -> Watched[tuple[str, Profile]]:
 
 
 class QueueReader:
-    """Reads the queue of this host in each poll, and the interrupted runs of a folder less often."""
+    """Reads the queue of this host in each poll, and the jobs and interrupted runs of a folder less often."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
-        self._interrupted: list[QueueRow] = []
+        self._stored: list[QueueRow] = []
         self._read_at: float | None = None
 
-    def forget_interrupted(self) -> None:
-        """Read the interrupted runs in the next poll."""
+    def forget_stored(self) -> None:
+        """Read the runs of the folder in the next poll."""
         self._read_at = None
 
     def read(self) -> list[QueueRow]:
         """Return the rows of the queue. Raises UsageError."""
-        if self._read_at is None or time.monotonic() - self._read_at > INTERRUPTED_INTERVAL_SECONDS:
-            self._interrupted, self._read_at = interrupted_rows(self._runs_dir), time.monotonic()
+        if self._read_at is None or time.monotonic() - self._read_at > STORED_INTERVAL_SECONDS:
+            self._stored, self._read_at = stored_rows(self._runs_dir), time.monotonic()
         live = list_queue()
         folders = {row.folder for row in live}
-        return live + [row for row in self._interrupted if row.folder not in folders]
+        return live + [row for row in self._stored if row.folder not in folders]
 
 
 def watch_sweep(folder: SweepFolder, interval_s: float = POLL_INTERVAL_SECONDS) -> Watched[SweepStatus]:

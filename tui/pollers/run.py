@@ -23,6 +23,7 @@ from engine.foreign.log_file import find_log_file
 from engine.runs.curves import MAX_METRIC_COLUMNS, CurveReader
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
+from engine.runs.job import log_of
 from engine.runs.journal_source import MAX_STEP_COLUMNS, JournalSource, journal_run
 from engine.runs.log import log_files, pending_file, read_pending
 from engine.runs.record_completion import open_run, with_stored_metrics
@@ -231,7 +232,7 @@ class RunPoller(Poller):
         if time.monotonic() >= self._next_log_poll:
             # Finding the log of another program takes longer than looking whether one has grown.
             self._next_log_poll = time.monotonic() + LOG_INTERVAL_SECONDS
-            path = self.folder.log if self.folder is not None else find_log_file(self.run)
+            path = log_of(self.folder) if self.folder is not None else find_log_file(self.run)
             if path != self.log_file:
                 self.log_file, self._log = path, None if path is None else self._watch_log(path)
         if self._log is not None:
@@ -240,7 +241,7 @@ class RunPoller(Poller):
     def _watch_log(self, path: Path) -> Watched[tuple[str, ...]]:
         if self.folder is None:
             return Watched(path.name, partial(read_log_tail, path), partial(file_stamp, path))
-        return Watched(path.name, partial(_read_log, self.folder), partial(_log_stamp, self.folder))
+        return Watched(path.name, partial(_read_log, path), partial(_log_stamp, path))
 
     def has_result(self) -> bool:
         return self.caught_up
@@ -260,16 +261,16 @@ def read_log_tail(path: Path) -> tuple[str, ...]:
     return tuple(line[:MAX_LOG_LINE_LENGTH] for line in lines)
 
 
-def _read_log(folder: RunFolder) -> tuple[str, ...]:
+def _read_log(log: Path) -> tuple[str, ...]:
     """Return the last lines of a run's log, and below them those that may still change."""
-    lines = read_log_tail(folder.log)
+    lines = read_log_tail(log)
     with suppress(OSError):
-        lines += tuple(read_pending(folder.log))
+        lines += tuple(read_pending(log))
     return lines
 
 
-def _log_stamp(folder: RunFolder) -> tuple[FileStamp | None, FileStamp | None] | None:
-    stamps = file_stamp(folder.log), find_file_stamp(pending_file(folder.log))
+def _log_stamp(log: Path) -> tuple[FileStamp | None, FileStamp | None] | None:
+    stamps = file_stamp(log), find_file_stamp(pending_file(log))
     return stamps if any(stamps) else None
 
 

@@ -21,6 +21,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.timer import Timer
 
+from engine.batch.states import found_engines
 from engine.config.schema import Config, as_dict
 from engine.config.settings import read_settings
 from engine.launch.preflight_process import PreflightResult
@@ -93,7 +94,7 @@ class FormScreen(GputrainScreen):
         self._is_checked = False
         self._facts: dict[str, str] = {}
         self._host_field: ConfigField | None = None
-        """Where the run starts; None if the settings name no hosts."""
+        """Where the run starts; None if the settings name no hosts, and there is no batch system."""
         self._host = THIS_HOST
         self._gpu_use: object = None
         self._shown_check: object = None
@@ -108,8 +109,9 @@ class FormScreen(GputrainScreen):
         if picked := picked_gpus(self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids):
             self.form.set_value(GPUS_KEY, picked)
         with suppress(UsageError):
-            if (hosts := read_settings().hosts) and self.gputrain_app.demo_notice is None:
-                self._host_field = host_field(hosts)
+            hosts, engines = read_settings().hosts, found_engines()
+            if (hosts or engines) and self.gputrain_app.demo_notice is None:
+                self._host_field = host_field(hosts, engines)
         self._saved = self.form.copy()
         self._preset = preset_field(preset_choices(self.form.base))
         with Container(id="form"):

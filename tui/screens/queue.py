@@ -100,7 +100,7 @@ class QueueScreen(GputrainScreen):
         if name in ("stop", "open"):
             return is_own
         if name == "resume":
-            return any(not each.is_live for each in self.rows)
+            return any(each.state is RowState.INTERRUPTED for each in self.rows)
         return True
 
     def title_of(self, key: Key) -> str:
@@ -140,7 +140,7 @@ class QueueScreen(GputrainScreen):
         confirm(self.app, question, "Keep it in the queue", "Cancel it", partial(self._change, cancel))
 
     def action_resume(self) -> None:
-        interrupted = [row for row in self.rows if not row.is_live]
+        interrupted = [row for row in self.rows if row.state is RowState.INTERRUPTED]
         if not interrupted:
             self.gputrain_app.show_toast(Problem("", "No run was interrupted while it waited", code="not-found"))
         elif self.gputrain_app.demo_notice:
@@ -171,7 +171,7 @@ class QueueScreen(GputrainScreen):
             try:
                 return action()
             finally:
-                self._reader.forget_interrupted()
+                self._reader.forget_stored()
                 self.queue_poller.request_poll()
 
         self.act(work, self.gputrain_app.show_toast, in_thread=True)

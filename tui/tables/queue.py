@@ -22,6 +22,7 @@ STATE_STYLES = {
     RowState.SCHEDULED: OTHERWISE_BLOCKED,
     RowState.LIMITED: OTHERWISE_BLOCKED,
     RowState.INTERRUPTED: state_symbol(RunState.INTERRUPTED),
+    RowState.PENDING: ("◌", WARNING),
 }
 # The command prints all cells in full.
 PLAIN_COLUMNS: tuple[Column[QueueRow], ...] = (
@@ -66,7 +67,7 @@ def queue_title(rows: Sequence[QueueRow]) -> str:
     waiting = [row for row in rows if row.state is RowState.WAITING]
     own = sum(row.is_own for row in rows)
     title = f"{len(waiting)} waiting for GPUs, {own} of yours listed"
-    interrupted = sum(not row.is_live for row in rows)
+    interrupted = sum(row.state is RowState.INTERRUPTED for row in rows)
     note = f", {interrupted} interrupted (u starts {'it' if interrupted == 1 else 'them'})"
     return f"{title}[$warning]{note}[/]" if interrupted else title
 

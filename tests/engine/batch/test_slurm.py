@@ -78,9 +78,10 @@ def test_option_that_is_no_option_is_refused(slurm: SlurmStandIn) -> None:
     [
         ("PENDING|N/A||Resources", JobPhase.PENDING, "pending (Resources)"),
         ("RUNNING|2026-01-01T10:00:00|n[0-1]|None", JobPhase.RUNNING, "running on n[0-1]"),
-        ("NODE_FAIL|2026-01-01T10:00:00|n0|None", JobPhase.FAILED, "node failed"),
-        ("OUT_OF_MEMORY", JobPhase.FAILED, "out of memory"),
-        ("TIMEOUT|2026-01-01T10:00:00|n0|None", JobPhase.FAILED, "timeout"),
+        ("NODE_FAIL|2026-01-01T10:00:00|n0|None", JobPhase.KILLED, "node failed"),
+        ("OUT_OF_MEMORY", JobPhase.KILLED, "out of memory"),
+        ("TIMEOUT|2026-01-01T10:00:00|n0|None", JobPhase.KILLED, "timeout"),
+        ("FAILED|2026-01-01T10:00:00|n0|NonZeroExitCode", JobPhase.FAILED, "failed"),
         ("CANCELLED by 0", JobPhase.CANCELLED, "cancelled"),
     ],
 )
@@ -113,7 +114,7 @@ def test_pending_job_says_when_it_starts(slurm: SlurmStandIn) -> None:
 def test_ended_jobs_come_from_sacct_where_it_exists(slurm: SlurmStandIn) -> None:
     assert Slurm().states(0.0) == {}
     slurm.tell("sacct", "7|NODE_FAIL|2026-01-01T10:00:00\n")
-    assert Slurm().states(0.0)["7"] == JobState(JobPhase.FAILED, "node failed")
+    assert Slurm().states(0.0)["7"] == JobState(JobPhase.KILLED, "node failed")
     assert Slurm().states(None) == {}
 
 

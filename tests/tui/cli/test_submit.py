@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from engine.runs.control import consume_requests
+from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.job import read_job, require_no_open_job
+from engine.runs.job import read_job, require_no_open_job, write_job
+from engine.runs.ownership import Ownership
 from support.messages import raises_problem
+from support.runs.event_factories import make_run_started
+from support.runs.factories import append_events, write_run_record
 from support.runs.trained_run import call
 from support.servers.slurm_stand_in import SlurmStandIn
 from support.submission import state_of, submit
+from tui.cli import run_control
 
 SUBMIT = ("run", "digits", "--on", "slurm", "--ngpu", "0", "--name", "a")
 
@@ -78,6 +84,17 @@ def test_job_that_ended_before_its_run_began_says_why(
     assert (state_of("a"), len(slurm.calls)) == ((found, message), before)
 
 
+def test_run_that_its_time_limit_has_stopped_says_so(submitted: RunFolder, slurm: SlurmStandIn) -> None:
+    append_events(submitted, make_run_started(), RunFinished(state="stopped", message="by SIGTERM"))
+    write_run_record(submitted)
+    slurm.tell("squeue", "7|FAILED|2026-01-01T10:00:00|n0|NonZeroExitCode\n")
+    assert state_of("a") == ("stopped", "by SIGTERM")
+    (submitted.path / "job.json").unlink()
+    write_job(submitted, "slurm", "7")
+    slurm.tell("squeue", "7|TIMEOUT|2026-01-01T10:00:00|n0|TimeLimit\n")
+    assert state_of("a") == ("stopped", "slurm job 7: timeout; `gputrain resume a` continues it")
+
+
 def test_slurm_that_does_not_answer_leaves_the_run_waiting(submitted: RunFolder, slurm: SlurmStandIn) -> None:
     slurm.set_tool("squeue", "echo Unable to contact slurm controller >&2; exit 1")
     slurm.ask_again()
@@ -89,6 +106,35 @@ def test_stop_cancels_a_pending_job(submitted: RunFolder, slurm: SlurmStandIn) -
     result = call("stop", "a")
     assert (result.exit_code, result.stderr) == (0, "a is stopped: slurm job 7 is cancelled.\n")
     assert (slurm.calls[-1], state_of("a")) == ("scancel 7", ("stopped", "slurm job 7 was cancelled"))
+
+
+def test_stop_cancels_the_job_of_a_run_that_does_not_end(
+    submitted: RunFolder, slurm: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_control, "JOB_GRACE_SECONDS", 0.0)
+    slurm.tell("squeue", "7|RUNNING|2026-01-01T10:00:00|n0|None\n")
+    owner = Ownership(submitted)
+    assert call("stop", "a").stderr == "a is stopped: slurm job 7 is cancelled.\n"
+    [request] = consume_requests(submitted.control)
+    owner.release()
+    assert (request.request, slurm.calls[-1]) == ("stop", "scancel 7")
+
+
+def test_queue_lists_pending_jobs_with_their_reason(submitted: RunFolder, slurm: SlurmStandIn) -> None:
+    assert call("queue").stdout.splitlines()[1].endswith("pending (Resources); slurm job 7")
+    refused = call("queue", "hold", "a")
+    assert (refused.exit_code, refused.stderr) == (2, "error: a: pending (Resources); slurm job 7\n")
+    slurm.tell("squeue", "7|RUNNING|2026-01-01T10:00:00|n0|None\n")
+    assert json.loads(call("queue", "--json").stdout)["queue"] == []
+
+
+def test_logs_prints_the_output_of_a_job_that_has_not_begun_its_run(submitted: RunFolder) -> None:
+    assert "submitted as slurm job 7" in call("logs", "a").stdout
+    submitted.job_log.write_text("module: command not found\n")
+    assert call("logs", "a").stdout == "module: command not found\n"
+    append_events(submitted, make_run_started())
+    write_run_record(submitted)
+    assert "module" not in call("logs", "a").stdout
 
 
 def test_second_job_of_a_run_is_refused(submitted: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

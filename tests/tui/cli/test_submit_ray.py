@@ -45,7 +45,7 @@ def test_run_has_the_words_of_ray_until_its_job_has_ended(submitted: RunFolder, 
     assert state_of("a") == ("starting", "running on 10.0.0.7")
     server.tell("FAILED", message="exit code 2")
     state, message = state_of("a")
-    assert state == "failed" and "failed (exit code 2); its output is in" in message
+    assert state == "failed" and "failed (exit code 2); see `gputrain logs a`" in message
 
 
 def test_stop_stops_the_job_of_a_run_that_waits(submitted: RunFolder, server: RayStandIn) -> None:

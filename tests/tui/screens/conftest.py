@@ -26,6 +26,12 @@ def fast_preflight(preflight_in_process: None) -> None:
     """The form checks a config without a process, which takes half a second to start."""
 
 
+@pytest.fixture(autouse=True)
+def no_batch_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host may have one, and the form a field for it."""
+    monkeypatch.setattr("tui.screens.form.found_engines", list)
+
+
 @pytest.fixture
 def isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from engine.batch.states import found_engines
 from engine.gpus.current_use import find_current_use
 from engine.utils.files import settings_file, state_folder
 from support.gputrain_command import GPUTRAIN
@@ -16,6 +17,7 @@ from support.messages import says
 from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, toasts, visible_text, wait_until
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
+from support.servers.slurm_stand_in import SlurmStandIn
 from support.servers.ssh_stand_in import SshStandIn
 from tui.form.fields import HOST_KEY
 from tui.form.model import Form, load_last_form, save_last_form
@@ -144,7 +146,24 @@ def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(tm
     drive(real_app(tmp_path / "runs"), act)
 
 
-# Other hosts
+# Other hosts and batch systems
+
+
+def test_form_submits_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = SlurmStandIn(tmp_path / "slurm", monkeypatch)
+    monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [GPUTRAIN])
+    monkeypatch.setattr("tui.screens.form.found_engines", found_engines)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, HOST_KEY, "slurm")
+        await type_into(pilot, "device.gpus", "cpu")
+        assert "gputrain run --on slurm digits --gpus cpu" in visible_text(pilot, "#command").replace("\n", "")
+        await press(pilot, "ctrl+s")
+        await wait_until(pilot, lambda: any("Submitted as slurm job 7" in toast for toast in toasts(pilot)))
+        assert "run --headless digits --gpus cpu" in slurm.script
+
+    drive(real_app(tmp_path / "runs"), act, (140, 40))
 
 
 def test_form_starts_on_other_host_without_checks_of_this_one(
@@ -160,7 +179,7 @@ def test_form_starts_on_other_host_without_checks_of_this_one(
         await press(pilot, "n")
         await type_into(pilot, HOST_KEY, "lab2")
         await type_into(pilot, "device.gpus", "7")
-        assert "lab2: the host checks it when it starts there" in visible_text(pilot, "#plan")
+        assert "lab2: it is checked when it starts there" in visible_text(pilot, "#plan")
         assert "gputrain run --on lab2 digits --gpus 7" in visible_text(pilot, "#command").replace("\n", "")
         await press(pilot, "ctrl+s")
         await wait_until(pilot, lambda: any("lab2: Permission denied" in toast for toast in toasts(pilot)))

@@ -14,13 +14,16 @@ from engine.gpus.reservation import Reservation
 from engine.queue.listing import QueueRow, RowState
 from engine.queue.state import write_queue_state
 from engine.runs.control import consume_requests
+from engine.runs.events import WaitingForGpus
 from engine.runs.folder import RunFolder
+from engine.runs.job import write_job
 from engine.runs.ownership import Ownership
 from engine.utils.codec import or_none
 from support.messages import says
 from support.runs.factories import make_queue_state, make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import press
+from support.servers.slurm_stand_in import SlurmStandIn
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.queue import QueueScreen
 
@@ -133,6 +136,22 @@ def test_interrupted_run_is_listed_and_can_be_cancelled(tmp_path: Path) -> None:
         await press(pilot, "s", "down", "enter")
         await wait_until(pilot, lambda: RunFolder(folder.path).history().finished is not None)
         await wait_until(pilot, lambda: screen.rows == [])
+
+    drive(tmp_path / "runs", act)
+
+
+def test_pending_job_is_listed_and_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = SlurmStandIn(tmp_path / "slurm", monkeypatch)
+    folder = make_run_folder(tmp_path / "runs", "a", WaitingForGpus(message="submitted"))
+    write_job(folder, "slurm", "7")
+    slurm.tell("squeue", "7|PENDING|N/A||Priority\n")
+
+    async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
+        await wait_until(pilot, lambda: "pending (Priority)" in visible_text(pilot, "#queue"))
+        assert "u resume" not in visible_text(pilot, "Keys")
+        await press(pilot, "s", "down", "enter")
+        await wait_until(pilot, lambda: screen.rows == [])
+        assert slurm.calls[-1] == "scancel 7"
 
     drive(tmp_path / "runs", act)
 
