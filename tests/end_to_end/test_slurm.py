@@ -8,8 +8,9 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,8 +66,8 @@ def ask(gputrain: Gputrain, *argv: str) -> str:
     return subprocess.run(argv, env=gputrain.environment, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def submit(gputrain: Gputrain, *words: str) -> None:
-    done = gputrain("run", "digits", "--on", "slurm", "--ngpu", "0", "--ranks", "1", *words)
+def submit(gputrain: Gputrain, *words: str, command: Sequence[str] = ("run",)) -> None:
+    done = gputrain(*command, "digits", "--on", "slurm", "--ngpu", "0", "--ranks", "1", *words)
     assert done.returncode == 0, done.stderr
 
 
@@ -91,6 +92,30 @@ def test_ranks_train_on_both_nodes(slurm: Gputrain) -> None:
     submit(slurm, "--name", "two", "--nodes", "2", "--epochs", "1")
     assert slurm("wait", "two", "--timeout", "2min").returncode == 0
     assert json.loads(slurm("runs", "show", "two", "--json").stdout)["ranks"] == 2
+
+
+@pytest.mark.timeout(600)
+def test_sweep_runs_as_an_array_of_jobs(slurm: Gputrain) -> None:
+    words = ("optim.lr=0.05,0.1,0.2", "--trials", "3", "--parallel", "2", "--epochs", "1", "--name", "s")
+    submit(slurm, *words, command=("sweep",))
+
+    def sweep() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(slurm("sweep", "show", "s", "--json").stdout)
+        return found
+
+    wait_for(lambda: sweep()["counts"] == {"complete": 3}, "the trials", REQUEUE_SECONDS)
+    wait_for(lambda: not sweep()["running"], "the end of the array")
+    trials = map(json.loads, (slurm.runs / "s/optuna.jsonl").read_text().splitlines())
+    tasks = [trial["user_attrs"]["task"].partition("_")[2] for trial in trials if "user_attrs" in trial]
+    assert sorted(filter(None, tasks)) == ["0", "1", "2"]
+
+
+@pytest.mark.timeout(600)
+def test_run_that_reaches_its_time_limit_says_so(slurm: Gputrain) -> None:
+    # Without the warning of Slurm, which would let it be requeued.
+    submit(slurm, "--name", "late", "--epochs", "3000", "--time-limit", "1min", "--slurm=--signal=B:CONT@1")
+    wait_for(lambda: "timeout" in shown(slurm, "late")[1], "the time limit", REQUEUE_SECONDS)
+    assert shown(slurm, "late")[0] == "stopped"
 
 
 @pytest.mark.timeout(600)
