@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.gpus.reservation_reader import read_reservations
+from engine.gpus.selection import CPU
 from engine.queue.listing import QueueRow, list_queue, stored_rows
 from engine.runs.folder import RunFolder
 from engine.utils.codec import InvalidRecordError
@@ -150,6 +152,8 @@ class QueueReader:
         self._runs_dir = runs_dir
         self._stored: list[QueueRow] = []
         self._read_at: float | None = None
+        self.cpu_holders: tuple[str, ...] = ()
+        """The runs that hold the CPU, for which others wait."""
 
     def forget_stored(self) -> None:
         """Read the runs of the folder in the next poll."""
@@ -160,6 +164,7 @@ class QueueReader:
         if self._read_at is None or time.monotonic() - self._read_at > STORED_INTERVAL_SECONDS:
             self._stored, self._read_at = stored_rows(self._runs_dir), time.monotonic()
         live = list_queue()
+        self.cpu_holders = tuple(each.run for each in read_reservations() if each.holds(CPU.uuid))
         folders = {row.folder for row in live}
         return live + [row for row in self._stored if row.folder not in folders]
 

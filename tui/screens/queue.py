@@ -14,6 +14,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from engine.gpus.selection import CPU
 from engine.queue.listing import QueueRow, RowState
 from engine.runs.folder import RunFolder
 from engine.show.table import fit
@@ -26,7 +27,7 @@ from tui.pollers.watched import Watched
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import confirm
 from tui.tables import styled, wrap_text
-from tui.tables.queue import SCREEN_COLUMNS, describe_row, queue_title
+from tui.tables.queue import SCREEN_COLUMNS, describe_row, queue_devices, queue_title, queued_runs, strip_lines
 from tui.widgets.lines import KeyedRow, Lines
 
 NOTHING_WAITS = "No run waits. `gputrain run CONFIG --ngpu 2 --queue --detach` starts one."
@@ -37,6 +38,8 @@ class QueueScreen(GputrainScreen):
 
     CSS_PATH = "queue.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = QUEUE_KEYS
+    # For the ETAs of those that hold GPUs.
+    shows_runs = True
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
@@ -48,10 +51,12 @@ class QueueScreen(GputrainScreen):
     def compose_body(self) -> ComposeResult:
         with Container(id="queue-panels"):
             yield Lines(selectable=True, id="queue", empty_text=Text("Loading …", MUTED))
-            panel = Lines(id="queue-reason")
-            panel.can_focus = False
-            panel.set_titles("Waits for")
-            yield panel
+            with Container(id="queue-side"):
+                for name, title in (("queue-gpus", "GPUs"), ("queue-reason", "Waits for")):
+                    panel = Lines(id=name)
+                    panel.can_focus = False
+                    panel.set_titles(title)
+                    yield panel
 
     def on_mount(self) -> None:
         self.query_one("#queue").focus()
@@ -68,9 +73,18 @@ class QueueScreen(GputrainScreen):
     def update_content(self) -> None:
         self.show_title("queue")
         if self.queue_poller.value is not None:
-            panel = self.query_one("#queue", Lines)
-            table = fit(SCREEN_COLUMNS, self.rows, panel.text_width)
-            rows = [KeyedRow(row.key, styled(table.line(row))) for row in self.rows]
+            snapshot, app = self.gputrain_app.gpu_poller.snapshot, self.gputrain_app
+            live = (row for row in app.run_list_poller.rows or () if row.live)
+            etas = {row.name: row.record.values.get("eta_seconds") for row in live}
+            waits_for_cpu = any(row.gpus == CPU.uuid for row in self.rows)
+            cpu_holders = self._reader.cpu_holders if waits_for_cpu else None
+            devices = queue_devices(() if snapshot is None else snapshot.gpus, cpu_holders, etas)
+            strip, panel = self.query_one("#queue-gpus", Lines), self.query_one("#queue", Lines)
+            strip.display = bool(devices)
+            strip.set_texts(strip_lines(devices, strip.text_width, is_wide=self.has_class("-wide")))
+            runs = queued_runs(self.rows, devices, etas)
+            table = fit(SCREEN_COLUMNS, runs, panel.text_width)
+            rows = [KeyedRow(run.row.key, styled(table.line(run))) for run in runs]
             panel.set_rows(rows, [styled(table.header(MUTED))] if rows else [], Text(NOTHING_WAITS, MUTED))
             panel.set_titles(queue_title(self.rows))
         self._show_reason()

@@ -57,8 +57,8 @@ DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
         LARGEST: "scores / matrix pairs / classes",
     }),
     "queue": (None, "Q down", {
-        SMALLEST: "queue / queue-reason",
-        LARGEST: "queue queue-reason",
+        SMALLEST: "queue / queue-gpus / queue-reason",
+        LARGEST: "queue queue-gpus / queue-reason",
     }),
 }  # fmt: skip
 """The run, the keys that open a screen, and its panels by the size of the terminal. Pictures hold other sizes."""
