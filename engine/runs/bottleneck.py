@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.runs.events import EpochEvent, RunStarted
-from engine.runs.records import Bottleneck, BottleneckKind, GpuSample, GpuSummary, RankEpochTiming
+from engine.runs.records import Bottleneck, BottleneckKind, GpuSample, RankEpochTiming
 from engine.utils.codec import UnsetType
 
 # A run that waits less for data is not limited by it.
@@ -223,18 +223,16 @@ def _throttling_bottleneck(started: RunStarted, throttled: Mapping[str, GpuThrot
     return Bottleneck(BottleneckKind.THROTTLED, message)
 
 
-# Readings whose mean is in a summary. Memory and temperature are there with their maximum.
+# Readings whose mean is shown. Memory and temperature are shown with their maximum.
 MEAN_READINGS = ("util", "sm_active", "tensor_active", "power")
 
 
 @dataclass
 class GpuStats:
-    """Statistics of one GPU over all its samples: means, maxima, throttle reasons, and the ongoing throttling."""
+    """Statistics of one GPU over all its samples: means, maxima, and the ongoing throttling."""
 
-    host: str
     totals: dict[str, list[float]] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
-    throttle_reasons: set[str] = field(default_factory=set)
     throttling: GpuThrottling | None = None
 
     def add(self, sample: GpuSample, time: float) -> None:
@@ -247,16 +245,9 @@ class GpuStats:
         for name in ("memory_used", "temperature"):
             if (value := getattr(sample, name)) is not None:
                 self.maxima[name] = max(self.maxima.get(name, 0.0), value)
-        self.throttle_reasons |= set(sample.throttle_reasons)
         self.throttling = update_throttling(sample, time, self.throttling)
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a reading; None if the GPU never provided it."""
         total = self.totals.get(name)
         return None if total is None else round(total[0] / total[1], 1)
-
-    def summary(self, uuid: str) -> GpuSummary:
-        """Return the entry of `summary.json`."""
-        means = {name: mean for name in MEAN_READINGS if (mean := self.mean(name)) is not None}
-        maxima = {f"max_{name}": value for name, value in self.maxima.items()}
-        return GpuSummary(uuid=uuid, host=self.host, throttled=sorted(self.throttle_reasons), **means, **maxima)

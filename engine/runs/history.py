@@ -206,7 +206,7 @@ class History:
             case GpuEvent():
                 self.latest_gpus = event
                 for sample in event.gpus:
-                    self.gpus.setdefault(str(sample.uuid), GpuStats(sample.host)).add(sample, event.time)
+                    self.gpus.setdefault(str(sample.uuid), GpuStats()).add(sample, event.time)
             case WarningEvent(cpu_fallback=True):
                 self.cpu_fallback = event.message
             case ControlEvent():
@@ -388,7 +388,6 @@ class History:
             config=None if config is None else dict(config),
             code=self.code,
             cpu_fallback=self.cpu_fallback,
-            gpu_stats=[stats.summary(uuid) for uuid, stats in self.gpus.items()],
         )
         if (start := self.command or started) is not None:
             record = replace(

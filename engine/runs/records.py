@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from engine.utils.codec import UNSET, Count, Finite, Integer, Number, Record, Seconds, UnsetType, field
+from engine.utils.codec import Count, Finite, Integer, Number, Record, Seconds
 
 
 class RankDevice(Record, frozen=True, omit_defaults=True):
@@ -100,27 +100,6 @@ class GpuSample(Record, frozen=True, omit_defaults=True):
     def throttle_reasons(self) -> list[str]:
         """Throttle reasons other than idleness."""
         return [word for word in self.throttle or [] if word != "idle"]
-
-
-class GpuSummary(Record, frozen=True, kw_only=True):
-    """Statistics of one GPU over a run. A reading that the GPU never provided is absent."""
-
-    uuid: str
-    host: str
-    util: Number | UnsetType = UNSET
-    """Mean GPU utilization in percent."""
-    sm_active: Number | UnsetType = UNSET
-    """Mean SM activity in percent."""
-    tensor_active: Number | UnsetType = UNSET
-    """Mean tensor core activity in percent."""
-    power: Number | UnsetType = UNSET
-    """Mean power draw in watts."""
-    max_memory_used: Number | UnsetType = UNSET
-    """Maximum GPU memory in use, in bytes."""
-    max_temperature: Number | UnsetType = UNSET
-    """Maximum temperature in degrees Celsius."""
-    throttled: list[str] = field(default_factory=list)
-    """All throttle reasons."""
 
 
 class BottleneckKind(StrEnum):

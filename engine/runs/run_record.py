@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 from engine.foreign.activity import Activity
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import METRIC_PREFIX, METRICS, ODD_PREFIX, OWN_GROUPS, Unit
-from engine.runs.records import Bottleneck, CodeSummary, GpuSummary, RankDevice
+from engine.runs.records import Bottleneck, CodeSummary, RankDevice
 from engine.utils.codec import (
     ENTRIES,
     Count,
@@ -39,7 +39,6 @@ from engine.utils.codec import (
 from engine.utils.files import read_file
 from engine.utils.text import list_names
 
-# The statistics of one GPU take 400 bytes.
 MAX_RECORD_BYTES = 1 << 22
 
 
@@ -111,8 +110,6 @@ class RunFields(Record, frozen=True):
     """Version of gputrain, torch and python, by name."""
     cpu_fallback: str = ""
     """Why the run trained on the CPU although the host has GPUs; "" if it did not."""
-    gpu_stats: Annotated[list[GpuSummary], ENTRIES] = field(default_factory=list)
-    """Statistics of each GPU over the run."""
 
 
 LOSSES = ("train_loss", "val_loss")

@@ -16,13 +16,9 @@ from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.node import allocate_node_gpus
 from engine.launch.request import RunRequest
 from engine.runs.events import GpuEvent
-from engine.runs.history import history_from_events
-from engine.runs.records import GpuSample
-from engine.utils.codec import UNSET
 from engine.utils.process import SignalHandler
 from support.gpu.fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid
 from support.messages import raises_problem
-from support.runs.event_factories import make_run_started
 
 
 def first_event(usage: GpuUsagePoller) -> GpuEvent:
@@ -54,17 +50,6 @@ def test_gpu_usage_poller_samples_mig_instance_of_run_and_not_its_gpu(loaded_gpu
     assert (sample.uuid, sample.memory_used, sample.sm_active, sample.tensor_active) == ("MIG-2", 2000 << 20, 20, 2)
     assert (sample.util, sample.power) == (None, None)
     assert (sample.temperature, [*sample.throttle]) == (71, ["power cap"])
-
-
-def test_summary_aggregates_gpu_usage() -> None:
-    samples = [
-        GpuEvent(gpus=[GpuSample("a", "h", util=90, memory_used=5, throttle=["idle"])]),
-        GpuEvent(gpus=[GpuSample("a", "h", util=100, memory_used=7, throttle=["thermal"])]),
-        GpuEvent(gpus=[GpuSample("a", "h")]),
-    ]
-    [used] = history_from_events([make_run_started(), *samples]).record().gpu_stats
-    assert (used.uuid, used.util, used.max_memory_used) == ("a", 95.0, 7)
-    assert (used.throttled, used.power) == (["thermal"], UNSET)
 
 
 def allocate_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[GpuAllocation]:
