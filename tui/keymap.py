@@ -145,7 +145,7 @@ _TABLE = (
     Key("B", "baseline", "Show the differences from this run; again, undo that.", "baseline"),
     Key("pagedown", "more charts", "Show the charts of more metrics; page up goes back.", "page_charts(1)", CHOOSE),
     Key("i", "metrics", "Show how the output is read; rename or hide a metric, or plot over it.", "metrics", CHOOSE),
-    Key("x", "x axis", "Plot over epochs, steps, images or hours, as far as the run has them.", "x_axis"),
+    Key("x", "x axis", "Plot over epochs, steps or hours, as far as the run has them.", "x_axis"),
     Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth"),
     Key("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale"),
     Key("y", "whole range", "Give the y axes room for all points, or only for 1% to 99% of them.", "whole_range"),

@@ -30,26 +30,14 @@ class StepAxes:
     """Where the steps of a training are on its x axes. The times of its points are seconds of training."""
 
     steps_per_epoch: int
-    sessions: tuple[tuple[int, int], ...]
-    """Last step before each session, and the images of a step in it: a resumed session may have another batch size."""
     monitor: str = "accuracy"
     """Metric of the validation that selects the best epoch."""
     monitor_mode: str = "max"
     """Whether its maximum (max) or its minimum (min) is best."""
 
     def positions(self, steps: NDArray[np.float64], axis: str) -> NDArray[np.float64]:
-        """Return epochs, steps or images; steps where the axis is unknown."""
-        import numpy as np
-
-        if axis == "epoch" and self.steps_per_epoch > 0:
-            return steps / self.steps_per_epoch
-        if axis == "images" and self.sessions:
-            starts, batches = np.array(self.sessions, np.float64).T
-            before = np.append(0.0, np.cumsum(np.diff(starts) * batches[:-1]))
-            session = np.maximum(np.searchsorted(starts, steps, "right") - 1, 0)
-            images: NDArray[np.float64] = before[session] + (steps - starts[session]) * batches[session]
-            return images
-        return steps
+        """Return epochs or steps; steps where the axis is unknown."""
+        return steps / self.steps_per_epoch if axis == "epoch" and self.steps_per_epoch > 0 else steps
 
 
 @dataclass(frozen=True, eq=False, slots=True)

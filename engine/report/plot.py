@@ -1,4 +1,4 @@
-"""A figure for a paper: curves of runs over epochs, steps, images or hours, as SVG, PDF or PNG.
+"""A figure for a paper: curves of runs over epochs, steps or hours, as SVG, PDF or PNG.
 
 `gputrain report -o FILE.pdf` writes it, and never over a file that it did not make (`write_output`). Runs that differ
 in the seed alone are one curve, their mean with its standard deviation."""
@@ -6,7 +6,6 @@ in the seed alone are one curve, their mean with its standard deviation."""
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -65,12 +64,11 @@ METADATA: Mapping[str, Mapping[str, str | None]] = {
 }
 PNG_DPI = 300
 # Of a page of two columns in inches, as in the templates of IEEE, CVPR and ICML.
-WIDTHS = {"column": 3.25, "page": 6.75}
-MIN_WIDTH, MAX_WIDTH = 1.0, 40.0
-INCHES = {"": 1.0, "in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
+WIDTH_IN = 6.75
 PANEL_ASPECT = 0.68
-DEFAULT_SMOOTHING = 0.02
-X_LABELS: Mapping[XAxis, str] = {"epoch": "Epoch", "step": "Step", "images": "Training images", "hours": "Hours"}
+# Share of the steps over which losses are averaged.
+SMOOTHING = 0.02
+X_LABELS: Mapping[XAxis, str] = {"epoch": "Epoch", "step": "Step", "hours": "Hours"}
 NO_KEYS: Mapping[str, str] = {}
 DEFAULT_METRICS = ("loss", "best_val_accuracy")
 # Of a legend above the panels: characters in an inch, for the line beside a label, and inches for a row.
@@ -80,15 +78,11 @@ CHARACTERS_PER_IN, ENTRY_CHARACTERS, LEGEND_ROW_IN = 17, 10, 0.17
 @dataclass(frozen=True)
 class PlotOptions:
     """What a figure shows. `metrics` are names for `find_panel`, by default those that the runs have of
-    `DEFAULT_METRICS`, and `axis` is the epoch if all runs have it. `width_in` is in inches, `smoothing` a share of the
-    steps from 0 to 1."""
+    `DEFAULT_METRICS`, and `axis` is the epoch if all runs have it."""
 
     metrics: tuple[str, ...] = ()
     axis: XAxis | None = None
-    width_in: float = WIDTHS["page"]
-    smoothing: float = DEFAULT_SMOOTHING
     log: bool = False
-    grouped: bool = True
     directions: Mapping[str, Better] = field(default_factory=dict)
     """The stored directions of the user's own metrics."""
 
@@ -119,16 +113,6 @@ def find_panel(name: str, own: Collection[str] = (), foreign: Mapping[str, str] 
     raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
 
 
-def parse_width(text: str) -> float:
-    """Return a width in inches: `3.25`, `3.25in`, `8.2cm`, `82mm`, `column` or `page`. Raises UsageError."""
-    match = re.fullmatch(r"(\d*\.?\d+) *(in|cm|mm)?", text.strip())
-    inches = WIDTHS.get(text) or (float(match[1]) * INCHES[match[2] or ""] if match else 0.0)
-    if not MIN_WIDTH <= inches <= MAX_WIDTH:
-        allowed = f"must be {MIN_WIDTH:g} to {MAX_WIDTH:g} inches, such as 3.25, 8.2cm, column or page"
-        raise UsageError.one("--width", f"{text} is not allowed: {allowed}", code="out-of-range")
-    return inches
-
-
 def file_format(path: Path) -> str:
     """Return the format of a figure that the name of a file asks for. Raises UsageError for any other."""
     suffix = path.suffix.casefold().removeprefix(".")
@@ -157,10 +141,10 @@ def make_plot(
     comparison = compare_runs([run.row for run in runs])
     for note in comparison.notes:
         warn(note)
-    columns = comparison.columns(grouped=options.grouped)
+    columns = comparison.columns(grouped=True)
     groups = [[runs[index] for index in column.runs] for column in columns]
     panels = [find_chart(key, options.directions) for key in _panel_keys(runs, options.metrics)]
-    lines = [chart_lines(panel, groups, axis, options.smoothing) for panel in panels]
+    lines = [chart_lines(panel, groups, axis, SMOOTHING) for panel in panels]
     for panel, drawn in zip(panels, lines, strict=True):
         if not drawn:
             reason = f"no run has a value of {panel.id}, so there is nothing to plot"
@@ -171,14 +155,14 @@ def make_plot(
             drawn[0].label if len(panel.metrics) > 1 else panel.title
             for panel, drawn in zip(panels, lines, strict=True)
         ]
-        room = int(options.width_in * CHARACTERS_PER_IN)
+        room = int(WIDTH_IN * CHARACTERS_PER_IN)
         labels = column_labels(comparison, columns, room - ENTRY_CHARACTERS)
         lines = [[replace(line, label=labels[line.style]) for line in drawn] for drawn in lines]
         legend_columns = max(min(room // (max(map(len, labels)) + ENTRY_CHARACTERS), len(labels)), 1)
         rows_height = -(-len(labels) // legend_columns) * LEGEND_ROW_IN
     with drawing() as figure_class:
-        height = options.width_in / len(panels) * PANEL_ASPECT + rows_height
-        figure = figure_class(figsize=(options.width_in, height), layout="constrained")
+        height = WIDTH_IN / len(panels) * PANEL_ASPECT + rows_height
+        figure = figure_class(figsize=(WIDTH_IN, height), layout="constrained")
         handles: dict[object, Any] = {}
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, panel, drawn, title in zip(all_axes, panels, lines, titles, strict=True):

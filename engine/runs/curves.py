@@ -48,8 +48,8 @@ from engine.runs.series import (
 from engine.utils.codec import finite
 
 Value = TypeVar("Value")
-XAxis = Literal["epoch", "step", "images", "hours"]
-X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
+XAxis = Literal["epoch", "step", "hours"]
+X_AXES: tuple[XAxis, ...] = ("epoch", "step", "hours")
 """Those of a training, its first one first; the logs of other programs have `FOREIGN_AXES`."""
 FOREIGN_AXES: tuple[XAxis, ...] = ("step", "epoch", "hours")
 
@@ -205,11 +205,10 @@ class Curves:
 
     @property
     def axes(self) -> tuple[XAxis, ...]:
-        """The x axes that the run has: the step, and what it recorded of epochs, images and times."""
+        """The x axes that the run has: the step, and what it recorded of epochs and times."""
         with self._lock:
             own = self._step_axes
             known = {"step": True, "hours": math.isfinite(self._start_time)}
-            known["images"] = own is not None and bool(own.sessions)
             known["epoch"] = (
                 own.steps_per_epoch > 0 if own is not None else self._has_epochs or self._epochs() is not None
             )

@@ -7,7 +7,6 @@ It is the only source that tells more than points: `on_event` gets each event, f
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -47,7 +46,7 @@ class JournalPoints:
     """
 
     def __init__(self) -> None:
-        self._axes = StepAxes(0, ())
+        self._axes = StepAxes(0)
         self._step, self._trained_s = 0, 0.0
         """The latest step with an event, and its training time."""
         self._offset_s = 0.0
@@ -80,9 +79,7 @@ class JournalPoints:
 
     def _start_session(self, event: RunStarted, reading: Reading) -> None:
         first_step = event.from_step if isinstance(event, RunResumed) else 0
-        earlier = self._axes.sessions[: bisect_left(self._axes.sessions, (first_step,))]
-        sessions = (*earlier, (first_step, event.global_batch))
-        self._axes = StepAxes(event.steps_per_epoch, sessions, event.monitor, event.monitor_mode)
+        self._axes = StepAxes(event.steps_per_epoch, event.monitor, event.monitor_mode)
         self._offset_s, self._pause_start, self._step = self._trained_s - event.time, None, first_step
         if isinstance(event, RunResumed):
             reading.void_from(first_step + 1)

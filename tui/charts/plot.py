@@ -41,7 +41,7 @@ MAX_CACHED_CURVES = 128
 # A thousandth of a dot of the largest terminals.
 POSITION_DECIMALS = 7
 # Half an epoch is shown only where the window is smaller.
-WHOLE_AXES = ("epoch", "step", "images")
+WHOLE_AXES = ("epoch", "step")
 # An axis begins at zero if at most this share of it lies below the values.
 MAX_SHARE_BELOW = 0.15
 # Padding a larger limit would overflow to infinity.

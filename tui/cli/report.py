@@ -29,7 +29,7 @@ from tui.cli.run_options import find_any_runs
 
 PAGE_SUFFIXES = (".html", ".htm")
 DEFAULT_OUTPUT = "report.html"
-Axis = Literal["epoch", "step", "images", "hours"]
+Axis = Literal["epoch", "step", "hours"]
 
 
 @command(
@@ -55,20 +55,7 @@ def report(
         typer.Option("--metric", metavar="METRIC", help="Metric of a panel; repeat for more [default: loss, accuracy]"),
     ] = None,
     x: Annotated[Axis | None, typer.Option("--x", help="x axis of a figure [default: epoch, else step]")] = None,
-    width: Annotated[
-        str | None,
-        typer.Option("--width", metavar="WIDTH", help="Of a figure: 5, 8.2cm, column or page [default: page]"),
-    ] = None,
-    smooth: Annotated[
-        float | None,
-        typer.Option(
-            "--smooth", metavar="SHARE", help="Share of the steps to average over; 0 disables [default: 0.02]"
-        ),
-    ] = None,
     log: Annotated[bool, typer.Option("--log", help="Logarithmic y axis, except for shares.")] = False,
-    separate: Annotated[
-        bool, typer.Option("--separate", help="Do not join runs that differ in the seed alone.")
-    ] = False,
     force: ForceOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
@@ -79,41 +66,27 @@ def report(
     The page has curves, figures, config, hardware, bottleneck, confusion matrix, and the command that repeats the run.
 
     With -o FILE.svg, .pdf or .png, the file is one figure for a paper. Runs that differ in the seed alone are one
-    curve: their mean, and their standard deviation as a band. Numbers of --width are inches; column is 3.25. An
-    earlier report is replaced.
+    curve: their mean, and their standard deviation as a band. An earlier report is
+    replaced.
 
     A path stands for all runs that other programs have written below it: a page has a chart for each of their metrics.
     """
     from engine.report.page import make_page
-    from engine.report.plot import (
-        DEFAULT_SMOOTHING,
-        PlotOptions,
-        check_output,
-        file_format,
-        make_plot,
-        parse_width,
-        write_output,
-    )
+    from engine.report.plot import PlotOptions, check_output, file_format, make_plot, write_output
     from engine.show.foreign_run import as_foreign
 
     path = expand_user(output or DEFAULT_OUTPUT)
     is_page = path.suffix.casefold() in PAGE_SUFFIXES
     kind = "" if is_page else file_format(path)
-    figure_options = {"--metric": metrics, "--x": x, "--width": width, "--smooth": smooth}
-    figure_options |= {"--log": log or None, "--separate": separate or None}
+    figure_options = {"--metric": metrics, "--x": x, "--log": log or None}
     for name in (name for name, value in figure_options.items() if is_page and value is not None):
         advice = "write a figure: -o curves.pdf, .svg or .png"
         raise UsageError.one(name, f"has no effect on the page {path}", advice, code="no-effect")
-    if smooth is not None and not 0 <= smooth <= 1:
-        raise UsageError.one("--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1", code="out-of-range")
     directions = read_directions(runs_root(runs_dir))
     options = PlotOptions(
         metrics=tuple(metrics or ()),
         axis=x,
-        width_in=parse_width(width or "page"),
-        smoothing=DEFAULT_SMOOTHING if smooth is None else smooth,
         log=log,
-        grouped=not separate,
         directions=directions,
     )
     found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)

@@ -20,7 +20,6 @@ from engine.report.plot import (
     file_format,
     find_panel,
     make_plot,
-    parse_width,
     write_output,
 )
 from engine.runs.comparison import compare_runs, read_run
@@ -37,10 +36,10 @@ from support.runs.factories import make_run_folder
 def test_plot_is_the_same_for_the_same_runs_in_each_format(tmp_path: Path) -> None:
     run = make_compared_run(tmp_path, "a$x$_b")
     for kind, beginning in (("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
-        options = PlotOptions(metrics=("accuracy",), width_in=3.25)
+        options = PlotOptions(metrics=("accuracy",))
         figure = make_plot([run], options, kind)
         assert figure.startswith(beginning) and figure == make_plot([run], options, kind)
-    assert Image.open(io.BytesIO(figure)).size[0] == 975
+    assert Image.open(io.BytesIO(figure)).size[0] == 2025
 
 
 def test_plot_labels_runs_by_name_and_keys_that_change_the_result(tmp_path: Path) -> None:
@@ -114,7 +113,6 @@ def test_plot_shows_the_users_own_metrics_by_name(tmp_path: Path) -> None:
 
 
 def test_plot_arguments() -> None:
-    assert [parse_width(text) for text in ("column", "3.25in", "8.255 cm", "82.55mm")] == pytest.approx([3.25] * 4)
     assert (find_panel("Val-Top5"), find_panel("throughput")) == ("val_top5", "images_per_second")
     aliases = {"learning-rate": "lr", "optim.lr": "lr", "top5": "val_top5", "acc": "best_val_accuracy"}
     assert {name: find_panel(name) for name in aliases} == aliases
@@ -130,8 +128,6 @@ def test_plot_names_the_metric_that_a_mistyped_one_means(typed: str, meant: str)
 @pytest.mark.parametrize(
     ("parse", "text", "code", "location"),
     [
-        (parse_width, "0.1", "out-of-range", "--width"),
-        (parse_width, "wide", "out-of-range", "--width"),
         (find_panel, "f1", "unknown-value", "--metric"),
         (file_format, Path("a.jpg"), "wrong-format", "-o"),
     ],

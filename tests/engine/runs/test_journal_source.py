@@ -46,10 +46,10 @@ def test_resumed_run_drops_the_steps_after_its_checkpoint(parts: int) -> None:
     assert curves.over("val_accuracy", "step").points.y.tolist() == [0.5]
 
 
-def test_axes_are_steps_epochs_images_and_hours_without_the_gap_between_sessions() -> None:
+def test_axes_are_steps_epochs_and_hours_without_the_gap_between_sessions() -> None:
     events = [make_run_started(0.0), steps(10, [1.0] * 10, 3600.0), make_run_resumed(10, 90_000.0)]
     curves = curves_of(*events, steps(20, [1.0] * 10, 93_600.0))
-    assert curves.axes == ("epoch", "step", "images", "hours")
+    assert curves.axes == ("epoch", "step", "hours")
     assert positions(curves, "lr", "step") == [10, 20]
     assert positions(curves, "lr", "epoch") == [1, 2]
     assert positions(curves, "lr", "hours") == [1, 2]
@@ -61,17 +61,6 @@ def test_hours_leave_out_pauses() -> None:
     events = [make_step(10, time=3600.0), RunPaused(time=4000.0, step=10, epoch=1)]
     events += [RunContinued(time=11_200.0, step=10, epoch=1), make_step(20, 2, 14_400.0)]
     assert positions(curves_of(make_run_started(), *events), "lr", "hours") == [1, 2]
-
-
-def test_images_add_up_over_sessions_with_other_batches() -> None:
-    start, marks = replace(make_run_started(), global_batch=64), [make_step(25), make_step(30)]
-    session, small = make_run_resumed(10, 100.0), make_run_resumed(20, 200.0)
-    sessions = [replace(session, global_batch=32), replace(small, global_batch=8)]
-    assert positions(curves_of(start, *marks), "lr", "images") == [1600, 1920]
-    assert positions(curves_of(start, *sessions, *marks), "lr", "images") == [1000, 1040]
-    # A session that resumes before the last one replaces it.
-    earlier = [*sessions, replace(session, from_step=5, global_batch=10)]
-    assert positions(curves_of(start, *earlier, *marks), "lr", "images") == [520, 570]
 
 
 def test_epochs_have_all_their_metrics_and_own_ones_once_they_are_known() -> None:

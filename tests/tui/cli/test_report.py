@@ -47,9 +47,8 @@ def test_report_is_written_among_watched_runs_only_if_a_file_is_named(
     ("arguments", "code", "location", "value"),
     [
         (["--x", "step"], "no-effect", "--x", "the page report.html"),
-        (["--smooth", "0", "-o", "a.HTM"], "no-effect", "--smooth", "a.HTM"),
+        (["--log", "-o", "a.HTM"], "no-effect", "--log", "a.HTM"),
         (["-o", "curves.jpg"], "wrong-format", "-o", ".html"),
-        (["--smooth", "2", "-o", "a.pdf"], "out-of-range", "--smooth", "2 "),
         (["--x", "epochs", "-o", "a.pdf"], "unknown-value", "--x", "did you mean epoch?"),
     ],
 )
