@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from engine.config.monitor import DEFAULT_MONITOR
 from engine.runs.metrics import STEP_QUANTITIES
-from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, RankPeakMemory, Scores
+from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, Scores
 from engine.utils.codec import (
     UNSET,
     Count,
@@ -222,8 +222,6 @@ class EpochEvent(AtStep, frozen=True, kw_only=True, tag="epoch"):
     only evaluated this epoch."""
     rank_timings: list[RankEpochTiming]
     """Training time of each rank."""
-    rank_memory: list[RankPeakMemory]
-    """Peak GPU memory of each rank; empty on CPU."""
 
     @property
     def val(self) -> Scores:

@@ -24,18 +24,6 @@ class RankDevice(Record, frozen=True, omit_defaults=True):
     """Index of the GPU on its host in PCI bus order; absent on the CPU."""
 
 
-class RankPeakMemory(Record, frozen=True):
-    """Peak GPU memory of one rank in an epoch, as `torch.cuda.max_memory_allocated` and `max_memory_reserved` define
-    it."""
-
-    rank: Count
-    """Rank, counted from 0 over all nodes."""
-    allocated: Count
-    """Peak memory of tensors, in bytes."""
-    reserved: Count
-    """Peak memory that torch's caching allocator holds, in bytes."""
-
-
 class RankEpochTiming(Record, frozen=True):
     """Time that one rank spent training in an epoch, evaluation excluded."""
 

@@ -44,7 +44,6 @@ from engine.training.device import init_device, seed_everything
 from engine.training.disk import disk_warnings
 from engine.training.job import Job
 from engine.training.log import TrainingLog
-from engine.training.memory import gather_peak_memory, reset_peak_memory
 from engine.training.metrics import Evaluation, Metrics
 from engine.training.model import Model, lr_of_step
 from engine.training.own_metrics import OwnMetrics
@@ -111,12 +110,11 @@ class Trainer:
         self.log.start_epoch()
 
     def start_epoch(self) -> None:
-        """Announce the epoch, collect garbage, and reset the clock and the peak memory."""
+        """Announce the epoch, collect garbage, and reset the clock."""
         self.emit_phase("training")
         self.control.is_training = True
         gc.collect()
         self._first_step = self.data.position.step_in_epoch
-        reset_peak_memory(self.device)
         self.log.clock.start_epoch()
 
     def end_train_epoch(self) -> None:
@@ -140,7 +138,6 @@ class Trainer:
         if self.is_last_epoch(position.epoch):
             log.flush()
         train_size = data.image_format.at_epoch(position.epoch).size
-        memory = gather_peak_memory(self.device, self.cpu_group)
         log.emit(
             EpochEvent(
                 epoch=position.epoch,
@@ -154,7 +151,6 @@ class Trainer:
                 skipped_images=train.unread + evaluation.metrics.unread,
                 train_size=train_size,
                 flops=self.warmup.flops_by_size[train_size],
-                rank_memory=memory,
                 data_wait=data_wait_share(self._timings),
                 rank_timings=self._timings,
                 val_loss=val.loss,

@@ -136,7 +136,7 @@ def events(run: Training) -> Iterator[Event]:
                 val_accuracy=round(0.932 - 0.66 * math.exp(-8 * done) + rng.gauss(0, 0.004), 5),
                 lr=lr, seconds=seconds, images_per_second=rate, data_wait=0.01,
                 val_top5=round(1 - 0.3 * math.exp(-8 * done), 5), metrics={}, skipped_steps=0, skipped_images=0,
-                train_size=224, rank_timings=timings, rank_memory=[],
+                train_size=224, rank_timings=timings,
             )  # fmt: skip
             yield CheckpointSaved(time=now, path=f"checkpoints/step-{step:08d}.pt", step=step, epoch=epoch + 1)
     yield RunFinished(time=total * SECONDS_PER_STEP, state="finished", message="made up")

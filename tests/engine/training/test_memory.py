@@ -31,7 +31,6 @@ from engine.runs.folder import RunFolder
 from engine.training import batch_size
 from engine.training.batch_size import BatchSizeTrials, largest_fitting
 from engine.training.job import Job
-from engine.training.memory import gather_peak_memory, reset_peak_memory
 from engine.training.trainer import Trainer
 from engine.utils.errors import UsageError
 from engine.utils.process import SignalHandler
@@ -76,25 +75,6 @@ def test_failure_of_host_oom_names_rank_batch_and_advice(fill: object) -> None:
     message = describe_failure(failure)
     advised = ("data.batch_size=32 ", "optim.accumulate=2", "data.workers", "device.ranks", "--batch-size auto")
     assert all(value in message for value in ("rank 1 (cpu)", "64 images", *advised, "allocate"))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_peak_memory_on_gpu_reports_maximum() -> None:
-    gpu = torch.device("cuda", 0)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    torch.zeros(1, device=gpu)
-    reset_peak_memory(gpu)
-    [before] = gather_peak_memory(gpu, dist.group.WORLD)  # type: ignore[arg-type]
-    torch.zeros(64 << 20, dtype=torch.uint8, device=gpu)
-    [after] = gather_peak_memory(gpu, dist.group.WORLD)  # type: ignore[arg-type]
-    assert (after.rank, after.allocated) == (0, before.allocated + (64 << 20))
-    assert after.reserved >= after.allocated
-    torch.cuda.empty_cache()
-    reset_peak_memory(gpu)
-    [released] = gather_peak_memory(gpu, dist.group.WORLD)  # type: ignore[arg-type]
-    assert released.reserved < 64 << 20
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("limit", "max_fitting"), [(10**6, 1), (10**6, 7), (10**6, 40), (10**6, 1437), (719, 10**6)])

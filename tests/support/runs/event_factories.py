@@ -97,5 +97,4 @@ def make_epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> EpochEv
         skipped_images=0,
         train_size=0,
         rank_timings=[],
-        rank_memory=[],
     )
