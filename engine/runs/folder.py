@@ -131,8 +131,6 @@ class RunFolder:
     """Results of each image of the last `gputrain evaluate --list`, see `engine.runs.inspection`."""
     export = PathOf("export")
     """Folder to which `gputrain export` writes by default."""
-    sync = PathOf("sync")
-    """Folder in which earlier versions recorded what was sent to other services."""
     profiles = PathOf("profile")
     """Folder of the profiles of training steps, see `engine.runs.profile_file`."""
     skipped_files = PathOf("skipped_files.txt")
@@ -240,7 +238,7 @@ class RunFolder:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
         outputs = (self.checkpoints, self.tensorboard, self.export)
         code = (self.code, self.code / CODE_RECORD, self.code / CODE_COPY)
-        folders = (*outputs, *code, self.control, self.sync, self.metrics, self.torchrun)
+        folders = (*outputs, *code, self.control, self.metrics, self.torchrun)
         locks = (self.lock, self.private_lock)
         files = (self.config, self.journal, self.summary, self.log, self.owner, *locks, self.class_indices)
         more_files = (

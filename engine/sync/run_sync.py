@@ -11,7 +11,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from engine.config.schema import UNSTORED_KEYS
 from engine.runs.comparison import read_flat_config
@@ -24,7 +24,6 @@ from engine.runs.metrics import figures_of
 from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
 from engine.sync.rows import Row, batches, read_rows
-from engine.utils.codec import ENTRIES, FileRecord, Meta, Record, field, find_record
 from engine.utils.errors import CodedError
 from engine.utils.files import file_size
 
@@ -41,18 +40,6 @@ class SyncError(CodedError):
     """A service cannot be used. The message is one sentence."""
 
     code = "service-failed"
-
-
-class _EarlierSync(Record, frozen=True, kw_only=True):
-    """What earlier versions stored of a remote run."""
-
-    token: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
-
-
-class _EarlierSyncs(FileRecord, frozen=True, kw_only=True):
-    """Content of their file in `RunFolder.sync`, by destination."""
-
-    remotes: Annotated[dict[str, _EarlierSync], ENTRIES] = field(default_factory=dict)
 
 
 class RunSync(ABC):
@@ -156,10 +143,8 @@ class RunSync(ABC):
             started_at = started.time
             shown |= {f"started.{name}": _bounded(getattr(started, name)) for name in RUN_FACTS}
             break
-        earlier = find_record(self.folder.sync / f"{self.service}.json", _EarlierSyncs) or _EarlierSyncs()
         # The first event of a run never changes, and a sync that was killed finds the remote run again by it.
         token = hashlib.sha256(repr(first).encode(errors="replace")).hexdigest()[:16]
-        token = earlier.remotes.get(self.destination, _EarlierSync(token=token)).token
         self.open(token, shown, read_labels(self.folder), started_at)
         self._is_open = True
 

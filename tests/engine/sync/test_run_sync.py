@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,18 +129,6 @@ def test_labels_that_change_while_a_sync_follows_reach_remote_run(uri: str, tmp_
     assert (run.data.tags["gputrain.tags"], run.data.tags["mlflow.note.content"]) == ("night", "keep")
     sync.close()
     assert steps_of(only_points(uri)) == list(range(1, 10))
-
-
-def test_sync_continues_remote_run_of_earlier_version(uri: str, tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 5), FINISHED)
-    folder.sync.mkdir()
-    destination = MlflowSync(folder, None).destination
-    (folder.sync / "mlflow.json").write_text(
-        json.dumps({"format": 1, "remotes": {destination: {"token": "0123456789abcdef", "sent_step": 3}}})
-    )
-    sync_once(folder)
-    [run] = mlflow_runs(uri)
-    assert run.data.tags["gputrain.sync"] == "0123456789abcdef"
 
 
 def test_sync_that_was_killed_before_it_sent_a_row_continues_remote_run(
