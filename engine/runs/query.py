@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
@@ -166,17 +165,13 @@ def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
         compare, operand = _COMPARISONS[sign], parse_operand(field, text)
         if field.kind is FieldKind.CONFIG and operand.number is None and _is_numeric(field):
             raise UsageError.one(field.name, f"{text} is not {_FORMS[FieldKind.NUMBER]}", code="invalid-value")
-        # A day is later than all of its minutes.
-        bound = operand.end if sign in (">", "<=") and operand.end is not None else operand.number
-        if operand.end is not None and sign in (">", "<="):
-            compare = operator.ge if sign == ">" else operator.lt
         return _on_values(
-            field, lambda value: _compares(compare, _as_share(value, operand), bound, operand.text), negated=False
+            field, lambda value: _compares(compare, _comparable(field, value, operand), operand), negated=False
         )
     operands = [parse_operand(field, part, is_equality=True) for part in _alternatives(field, text)]
     return _on_values(
         field,
-        lambda value: any(_equals(field, _as_share(value, item), item) for item in operands),
+        lambda value: any(_equals(_comparable(field, value, item), item) for item in operands),
         negated=sign == "!=",
     )
 
@@ -214,28 +209,30 @@ def _on_values(field: Field, check: Callable[[Any], bool], *, negated: bool) -> 
     return matches
 
 
-def _as_share(value: Any, operand: Operand) -> Any:
-    """Return a value as it compares with `90%`: programs that print percentages have 84.0 for 84%."""
+def _comparable(field: Field, value: Any, operand: Operand) -> Any:
+    """Return a value as it compares with an operand: a date as text, of a day without its minutes. With `90%`, programs
+    that print percentages have 84.0 for 84%."""
+    if field.kind is FieldKind.DATE:
+        shown = _shown(field, value)
+        return shown if _has_wildcard(operand.text) else shown[: len(operand.text)]
     is_percentage = operand.text.endswith("%") and isinstance(value, int | float) and abs(value) > 1
     return value / 100 if is_percentage else value
 
 
-def _compares(compare: Callable[[Any, Any], bool], value: Any, number: float | None, text: str) -> bool:
+def _compares(compare: Callable[[Any, Any], bool], value: Any, operand: Operand) -> bool:
     """Compare numbers as numbers and text as text. A number and a text have no order."""
     if isinstance(value, bool):
         return False
     if isinstance(value, int | float):
-        return number is not None and compare(value, number)
-    return isinstance(value, str) and number is None and compare(value.casefold(), text)
+        return operand.number is not None and compare(value, operand.number)
+    return isinstance(value, str) and operand.number is None and compare(value.casefold(), operand.text)
 
 
-def _equals(field: Field, value: Any, operand: Operand) -> bool:
+def _equals(value: Any, operand: Operand) -> bool:
     if operand.number is not None and isinstance(value, int | float) and not isinstance(value, bool):
-        if operand.end is not None:
-            return operand.number <= value < operand.end
         # 0.1 + 0.2 is shown as 0.3.
         return math.isclose(value, operand.number, rel_tol=1e-9, abs_tol=0.0)
-    shown = _shown(field, value).casefold()
+    shown = as_text(value).casefold()
     return fnmatchcase(shown, operand.text) if _has_wildcard(operand.text) else shown == operand.text
 
 
@@ -249,14 +246,10 @@ def _has_wildcard(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Operand:
-    """A value in a condition: its text in lower case, and the number that it stands for, if any.
-
-    `end` is the end of a day, and None for all else.
-    """
+    """A value in a condition: its text in lower case, and the number that it stands for, if any."""
 
     text: str
     number: float | None = None
-    end: float | None = None
 
 
 _NUMBER = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)(%|k|m|g)?")
@@ -264,7 +257,7 @@ _NUMBER_UNITS = {None: 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:w|d|h|min|m|s|))+")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(w|d|h|min|m|s|)")
 _DURATION_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0, "": 1.0}
-_DATE_FORMATS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2}([t ][0-9]{2}(:[0-9]{2})?)?)?")
 _FLAGS = {"yes": "true", "true": "true", "1": "true", "no": "false", "false": "false", "0": "false"}
 _FORMS = {
     FieldKind.NUMBER: "a number, such as 0.9, 90% or 10k",
@@ -310,30 +303,13 @@ def parse_duration(option: str, text: str) -> float:
     return operand.number
 
 
-def _as_date(text: str) -> Operand | None:
-    if text in ("today", "yesterday"):
-        text = time.strftime("%Y-%m-%d", time.localtime(time.time() - 86_400 * (text == "yesterday")))
-    for form in _DATE_FORMATS:
-        try:
-            parsed = time.strptime(text, form)
-            start = time.mktime(parsed)
-            if form != _DATE_FORMATS[-1]:
-                return Operand(text, start)
-            # mktime finds the next midnight also where a day has 23 or 25 hours.
-            end = time.mktime((*parsed[:2], parsed[2] + 1, 0, 0, 0, 0, 0, -1))
-        except (ValueError, OverflowError):
-            continue
-        return Operand(text, start, end)
-    return None
-
-
 _PARSERS: Mapping[FieldKind, Callable[[str], Operand | None]] = {
     FieldKind.NUMBER: _as_number,
     FieldKind.SHARE: _as_number,
     FieldKind.CONFIG: lambda text: _as_number(text) or Operand(text),
     FieldKind.PARAMETER: lambda text: _as_number(text) or Operand(text),
     FieldKind.DURATION: _as_duration,
-    FieldKind.DATE: _as_date,
+    FieldKind.DATE: lambda text: Operand(text.replace(" ", "t")) if _DATE.fullmatch(text) else None,
     FieldKind.FLAG: lambda text: Operand(_FLAGS[text]) if text in _FLAGS else None,
 }
 """How each kind reads a value in lower case; others are text."""
