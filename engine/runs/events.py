@@ -121,8 +121,6 @@ class RunStarted(SessionStarted, frozen=True, kw_only=True, tag="run_started"):
     """CPU cores per rank."""
     train_size: Count
     """Side of the largest training images in pixels."""
-    compiled: bool
-    """Whether the model is compiled (`model.compile`)."""
     flops: Finite | UnsetType = UNSET
     """Floating-point operations of the forward and backward pass of one image of `train_size`; absent on CPU."""
     peak_tflops: Number | UnsetType = UNSET

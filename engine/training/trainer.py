@@ -250,7 +250,6 @@ class Trainer:
             batch_size=sampler.batch_size,
             cores=self.job.plan.threads_per_rank,
             train_size=data.image_format.size,
-            compiled=self.config.model.compile,
             input=", ".join(filter(None, (data.image_format.describe(), self.job.input_source))),
             flops=self.warmup.flops_by_size[data.image_format.size],
             peak_tflops=self.warmup.peak_tflops,

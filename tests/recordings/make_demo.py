@@ -102,11 +102,10 @@ def events(run: Training) -> Iterator[Event]:
         epochs=run.epochs, global_batch=GLOBAL_BATCH_SIZE, steps_per_epoch=run.steps_per_epoch,
         train_images=run.steps_per_epoch * GLOBAL_BATCH_SIZE, val_images=IMAGES_PER_CLASS * len(run.classes),
         classes=len(run.classes), parameters=23_528_522, workers=8, versions={"torch": "0"}, ranks=ranks,
-        batch_size=GLOBAL_BATCH_SIZE // 2, cores=16, small_step_seconds=0.0085, small_step_images=2, flops=24.5e9,
+        batch_size=GLOBAL_BATCH_SIZE // 2, cores=16, flops=24.5e9,
         peak_tflops=2 * 989.4, trainable_parameters=23_528_522, image_format=IMAGE_FORMAT, input=IMAGE_FORMAT,
         train_size=224, pipeline="stream", pipeline_reason="set by data.pipeline", pipeline_auto=False,
-        worker_type="threads", compiled=False, precision="bf16", enlarged_edge=0,
-        fitting_size=0, start_method="fork",
+        worker_type="threads", precision="bf16", start_method="fork",
     )  # fmt: skip
     rate = GLOBAL_BATCH_SIZE / SECONDS_PER_STEP
     for step in range(1, total + 1):

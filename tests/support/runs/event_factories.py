@@ -33,7 +33,6 @@ RUN_FIELDS: dict[str, Any] = {
     "workers": 0,
     "worker_type": "threads",
     "train_size": 0,
-    "compiled": False,
     "precision": "fp32",
     "start_method": "spawn",
     "ranks": [],
