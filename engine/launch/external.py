@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 POLL_SECONDS = 0.5
-STOPPED_CODE = "stopped"
 REPORT_TIMEOUT_SECONDS = 10  # for the first rank of a host to start and to report an invalid config
 
 
@@ -146,9 +145,7 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
         code = ExitCode.FAILED
         this_rank.share_exit_code(code)
     except KeyboardInterrupt:
-        print(
-            Problem("", f"rank {this_rank.rank} was stopped before the run began", code=STOPPED_CODE), file=sys.stderr
-        )
+        print(Problem("", f"rank {this_rank.rank} was stopped before the run began", code="stopped"), file=sys.stderr)
         code = ExitCode.STOPPED
         this_rank.share_exit_code(code)
     except UsageError as error:
@@ -239,7 +236,7 @@ def _run_preflight_on_all_ranks(this_rank: _ConnectedRank, requested: Requested)
             is_stopped = isinstance(error, KeyboardInterrupt)
             cause = "it was stopped" if is_stopped else find_cause(error).reason
             reason = f"rank {this_rank.rank} failed in the preflight: {cause}"
-            share_preflight(rank_info, store, [Problem("", reason, code=STOPPED_CODE if is_stopped else "rank-failed")])
+            share_preflight(rank_info, store, [Problem("", reason, code="stopped" if is_stopped else "rank-failed")])
         raise
     plan = preflight.plan
     capability = None if plan is None else plan.capability
@@ -248,7 +245,7 @@ def _run_preflight_on_all_ranks(this_rank: _ConnectedRank, requested: Requested)
         return grants[-1], preflight
     others = collect_preflights(rank_info, store, stop_flag)
     this_rank.check_stop()
-    if any(problem.code == STOPPED_CODE for other in others for problem in other.problems):
+    if any(problem.code == "stopped" for other in others for problem in other.problems):
         raise KeyboardInterrupt
     raise_if_any(merge_problems(preflight.problems, others))
     if plan is not None:
