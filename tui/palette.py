@@ -135,7 +135,7 @@ ANSI = Palette(
     good="green",
     warning="yellow",
     bad="red",
-    loads=("cyan", "green", "yellow", "bright_red", "red"),
+    loads=("cyan", "green", "yellow", "bright_yellow", "red"),
     series=("bright_blue", "yellow", "green", "magenta", "bright_yellow", "red", "cyan", "white"),
 )
 PALETTES = (DARK, LIGHT, ANSI)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from rich.console import Console
 from textual.theme import Theme
 
 from engine.utils.codec import FileRecord, find_user_record, write_user_record
@@ -12,8 +13,6 @@ from tui.characters import BASIC_TERMS
 from tui.palette import ANSI, DARK, PALETTES, Palette
 
 THEME_FILE = "theme.json"
-# Values of TERM that some terminals of more than 16 colors have, too; these set COLORTERM.
-AMBIGUOUS_TERMS = ("xterm", "screen")
 
 
 class ThemeChoice(FileRecord, frozen=True, kw_only=True):
@@ -90,11 +89,10 @@ def settle_terminal_type() -> None:
 def initial_palette() -> Palette:
     """Return the palette that the user chose last, else one that the terminal can show.
 
-    `NO_COLOR` (no-color.org) and terminals of 16 colors always get their own colors.
+    `NO_COLOR` (no-color.org) and terminals of 16 colors always get their own colors: rich would draw the orange and the
+    red of the others alike.
     """
-    term = os.environ.get("TERM", "")
-    basic = term in BASIC_TERMS or (term in AMBIGUOUS_TERMS and not os.environ.get("COLORTERM"))
-    if basic or "NO_COLOR" in os.environ:
+    if "NO_COLOR" in os.environ or Console(force_terminal=True).color_system in (None, "standard"):
         return ANSI
     saved = find_user_record(state_folder(), THEME_FILE, ThemeChoice)
     return next((palette for palette in PALETTES if saved is not None and palette.name == saved.theme), DARK)

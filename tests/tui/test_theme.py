@@ -44,7 +44,15 @@ def test_initial_palette_ignores_invalid_file(text: str) -> None:
     assert initial_palette() is DARK
 
 
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"NO_COLOR": ""}, {"TERM": "xterm", "COLORTERM": ""}])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"NO_COLOR": "1"},
+        {"NO_COLOR": ""},
+        {"TERM": "xterm", "COLORTERM": ""},
+        {"TERM": "xterm-16color", "COLORTERM": ""},
+    ],
+)
 def test_initial_palette_of_terminal_without_colors_is_its_own(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
