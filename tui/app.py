@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.command import CommandPalette, Provider
 from textual.screen import Screen
 
 from engine.utils.errors import Problem, UsageError
-from tui.keymap import GLOBAL_KEYS, LIST_KEYS, KeyProvider, make_bindings
+from tui.keymap import GLOBAL_KEYS, LIST_KEYS, make_bindings
 from tui.phrases import resume_problem
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.run_lists import RunListPoller
@@ -60,7 +59,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
     TITLE = "gputrain"
     # Textual loads the style sheet of a screen that is pushed, but not that of the default screen.
     CSS_PATH: ClassVar[list[str | PurePath]] = ["app.tcss", "screens/monitor.tcss"]
-    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {KeyProvider}
+    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         *make_bindings(GLOBAL_KEYS),
         Binding("ctrl+c", "quit", show=False, priority=True),
@@ -150,10 +149,6 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
     def _is_hidden(self) -> bool:
         """Whether the terminal is too small for the screen."""
         return is_too_small(self.size) and not (isinstance(self.screen, ResizableScreen) and self.screen.FITS_ANY_SIZE)
-
-    def on_resize(self, event: events.Resize) -> None:
-        if is_too_small(event.size) and isinstance(self.screen, CommandPalette):
-            self.screen.dismiss()
 
     async def _wait_for_content(self) -> None:
         """Wait until the screen has what keys act on: they would do nothing in an empty list."""
@@ -450,12 +445,6 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             self.exit()
         elif len(self.screen_stack) > 1:
             self.pop_screen()
-
-    def action_command_palette(self) -> None:
-        from tui.screens.command_palette import ResizableCommandPalette
-
-        if not isinstance(self.screen, ResizableCommandPalette):
-            self.push_screen(ResizableCommandPalette())
 
     def action_help(self) -> None:
         from engine.show.readings import READINGS

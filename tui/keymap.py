@@ -1,4 +1,4 @@
-"""The key bindings of every screen, in one table that feeds the footer, the help and the command palette."""
+"""The key bindings of every screen, in one table that feeds the footer and the help."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Flag, auto
-from functools import partial
 
 from textual.binding import Binding
-from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 
 class Ability(Flag):
@@ -57,10 +55,6 @@ class Key:
         """All of them."""
         return " ".join(KEY_LABELS.get(key, key) for key in self.keys)
 
-    @property
-    def palette_label(self) -> str:
-        return f"{self.title}  ({self.key_label})" if self.key else self.title
-
 
 KEY_LABELS = {
     "slash": "/",
@@ -87,7 +81,6 @@ KEY_LABELS = {
     "ctrl+u": "^u",
     "ctrl+k": "^k",
     "ctrl+f": "^f",
-    "ctrl+p": "^p",
     "ctrl+s": "^s",
     "ctrl+r": "^r",
     "ctrl+y": "^y",
@@ -98,7 +91,6 @@ CHANGE, TRAIN, COMMAND, CHOOSE = Ability.CHANGE, Ability.TRAIN, Ability.COMMAND,
 _TABLE = (
     # Everywhere
     Key("question_mark,f1", "help", "Show all keys of this screen.", "app.help"),
-    Key("ctrl+p", "commands", "Search the commands of this screen.", "app.command_palette"),
     Key("t", "theme", "Switch between the dark, the light and the terminal's own colors.", "app.next_theme"),
     Key("q,ctrl+c", "quit", "Quit. Runs continue.", "app.quit"),
     Key("escape", "back", "Go one level back: of a chart, a filter, a dialog or a screen. Runs continue.", "back"),
@@ -116,7 +108,7 @@ _TABLE = (
     Key("right,right_square_bracket", "next", "Move a cursor to the right, or show the next one.", "sideways(1)"),
     # Screens
     Key("n", "new run", "Configure and start a new run.", "app.new_run", CHANGE),
-    Key("f2", "own script", "Run a command, such as python train.py, in place of a config.", "app.command"),
+    Key("f2", "script", "Run a command, such as python train.py, in place of a config.", "app.command"),
     Key("r", "runs", "List all runs with their results.", "app.runs"),
     Key("w", "watched", "Show what gputrain watch watches: runs of other programs, or a process.", "app.watched"),
     Key("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", CHANGE),
@@ -143,7 +135,6 @@ _TABLE = (
     # Charts and matrices
     Key("e", "charts", "Choose the charts.", "charts", CHOOSE),
     Key("B", "baseline", "Show the differences from this run; again, undo that.", "baseline"),
-    Key("pagedown", "more charts", "Show the charts of more metrics; page up goes back.", "page_charts(1)", CHOOSE),
     Key("i", "metrics", "Show how the output is read; rename or hide a metric, or plot over it.", "metrics", CHOOSE),
     Key("x", "x axis", "Plot over epochs, steps or hours, as far as the run has them.", "x_axis"),
     Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth"),
@@ -175,10 +166,10 @@ def screen_keys(footer: str, others: str = "") -> tuple[Key, ...]:
 
 # The way out is in the narrowest footer.
 BACK_KEY, HELP_KEY, QUIT_KEY = (replace(KEYS[action], rank=-1) for action in ("back", "app.help", "app.quit"))
-COMMANDS_KEY, THEME_KEY = replace(KEYS["app.command_palette"], rank=98), replace(KEYS["app.next_theme"], rank=99)
-GLOBAL_KEYS = (BACK_KEY, HELP_KEY, COMMANDS_KEY, THEME_KEY, QUIT_KEY)
+THEME_KEY = replace(KEYS["app.next_theme"], rank=99)
+GLOBAL_KEYS = (BACK_KEY, HELP_KEY, THEME_KEY, QUIT_KEY)
 # Where letters are input, the last key of a row works.
-TYPING_GLOBAL_KEYS = tuple(replace(key, key=key.keys[-1]) for key in (BACK_KEY, HELP_KEY, COMMANDS_KEY, QUIT_KEY))
+TYPING_GLOBAL_KEYS = tuple(replace(key, key=key.keys[-1]) for key in (BACK_KEY, HELP_KEY, QUIT_KEY))
 FILTER_KEYS = (
     Key("enter", "keep", "Keep the filter.", "focused.submit", rank=0),
     replace(BACK_KEY, title="clear"),
@@ -187,22 +178,21 @@ FILTER_KEYS = (
 LIST_KEYS = screen_keys("", "lines.move lines.page lines.end")
 
 MONITOR_KEYS = screen_keys(
-    "select app.new_run open signal compare app.runs stop pause resume log delete app.command app.watched filter sort"
-    " app.queue next_panel(1)"
+    "select app.new_run app.command open signal compare app.runs stop pause resume log delete app.watched filter sort"
+    " app.queue again archive next_panel(1)"
 )
 GPU_KEYS = screen_keys("select open sideways(-1) sideways(1) app.new_run signal sort", "next_panel(1)")
 RUNS_KEYS = screen_keys(
-    "open select compare filter sort stop resume again sweep app.new_run app.queue archive archived delete select_all"
+    "open select compare filter sort stop resume again sweep app.new_run pause log app.queue archive archived delete"
+    " select_all"
 )
-# Refused for runs of other programs, with the reason.
-CHANGE_KEYS = screen_keys("stop resume again archive delete")
 PROCESS_KEYS = screen_keys("open next_panel(1)")
-SWEEP_KEYS = screen_keys("open select compare again stop whole_range", "next_panel(1)")
+SWEEP_KEYS = screen_keys("open select compare again resume stop whole_range", "next_panel(1)")
 QUEUE_KEYS = screen_keys("open hold shift(-1) shift(1) stop resume app.new_run")
 _VIEW = "x_axis smooth log_scale whole_range zoom(0.5) zoom(2.0) zoom_all"
 _MOVES = "sideways(-1) sideways(1) pan(-0.25) pan(0.25)"
 RUN_KEYS = screen_keys(
-    "stop resume pause charts details processes full log confusion again checkpoint page_charts(1)"
+    "stop resume pause charts details processes full log confusion again checkpoint"
     f" {_VIEW} profile metrics archive next_panel(1)",
     _MOVES,
 )
@@ -216,25 +206,3 @@ FORM_KEYS = screen_keys("start open search more copy reset app.command")
 def make_bindings(keys: Sequence[Key]) -> list[Binding]:
     """Return Textual bindings for the keys, hidden because the footer is our own widget."""
     return [Binding(key.key, key.action, key.title, show=False) for key in keys]
-
-
-class KeyProvider(Provider):
-    """Command palette with the commands of the current screen."""
-
-    def _keys(self) -> list[Key]:
-        """Return the keys of the screen. The theme has none where letters are input."""
-        keys = list(getattr(self.screen, "key_table", GLOBAL_KEYS))
-        return keys if THEME_KEY in keys else [*keys, replace(THEME_KEY, key="")]
-
-    async def discover(self) -> Hits:
-        for key in self._keys():
-            run = partial(self.screen.run_action, key.action)
-            yield DiscoveryHit(key.palette_label, run, help=key.help)
-
-    async def search(self, query: str) -> Hits:
-        matcher = self.matcher(query)
-        for key in self._keys():
-            score = max(matcher.match(key.title), matcher.match(key.help))
-            if score > 0:
-                run = partial(self.screen.run_action, key.action)
-                yield Hit(score, key.palette_label, run, help=key.help)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -17,8 +18,11 @@ from engine.utils.errors import Problem
 from engine.utils.process import user_name
 from engine.utils.text import list_names, pluralize, printable
 from engine.utils.units import UNKNOWN, format_age, format_bytes, format_duration
+from tui.keymap import KEYS
 from tui.palette import BAD, GOOD, MUTED, WARNING
 
+# With options, the command does more than the key.
+_RESUME_COMMAND = re.compile("`gputrain resume(?: (?:(?! --)[^`])*)?`")
 # Symbol and style of each state; screens print the state's name next to them.
 STATE_SYMBOLS: dict[str, tuple[str, str]] = {
     RunState.WAITING: ("◌", MUTED),
@@ -80,12 +84,14 @@ def without_folder(command: str) -> str:
 
 
 def when_text(row: RunRow) -> str:
-    """Return when a live run ends, or how long ago another one started, and a command, whose end is unknown. It changes
-    with time, not only with the row."""
-    if not row.live or (row.record.command and row.state != RunState.WAITING):
-        return f"{format_age(row.age_seconds)} ago"
-    eta_s = row.record.values.get("eta_seconds")
-    return "" if eta_s is None else f"ETA {format_duration(eta_s)}"
+    """Return when a live run ends, for how long it has run if that is unknown, or how long ago another one started. It
+    changes with time, not only with the row."""
+    eta_s, age = row.record.values.get("eta_seconds"), format_age(row.age_seconds)
+    if not row.live:
+        return f"{age} ago"
+    if eta_s is not None:
+        return f"ETA {format_duration(eta_s)}"
+    return "" if row.state == RunState.WAITING else f"for {age}"
 
 
 def result_text(row: RunRow) -> str:
@@ -97,7 +103,12 @@ def note(row: RunRow) -> str:
     """Return why other users can change the run, how it ended, and why it trained on the CPU, as far as known."""
     foreign = f"This run {row.foreign}" if row.foreign else ""
     parts = (foreign, result_text(row), row.record.cpu_fallback)
-    return printable("; ".join(part for part in parts if part))
+    return keyed("; ".join(part for part in parts if part))
+
+
+def keyed(message: str) -> str:
+    """Return a printable message for a screen: the key in place of the command that resumes the run."""
+    return _RESUME_COMMAND.sub(KEYS["resume"].key, printable(message))
 
 
 def own_runs_problem(own: Collection[Path], command: str) -> Problem:
@@ -279,7 +290,7 @@ def holder_sentence(process: GpuProcess) -> str:
     if not is_idle(process):
         return ""
     idle = f"idle {'for at least ' if process.idle_at_least else ''}{format_age(process.idle.value or 0.0)}"
-    held = f"holds {format_bytes(process.gpu_memory.value or 0)}"
+    held = f"holds {READINGS['gpu_memory'].text(process.gpu_memory.value or 0)}"
     return printable(f"{held}, {idle}, by {process.user.value or '?'}")
 
 
@@ -304,8 +315,3 @@ def no_driver_problem(snapshot: Snapshot) -> Problem:
         return Problem("", reason, code="timed-out")
     reason = f"No NVIDIA driver on {snapshot.host} ({error}): runs use the CPU, {cores}."
     return Problem("", reason, code="driver-unavailable")
-
-
-def foreign_refusal(name: str) -> Problem:
-    """Return why a run of another program is not changed."""
-    return Problem("", f"{name} belongs to another program; gputrain writes nothing there", code="not-supported")

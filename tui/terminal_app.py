@@ -8,13 +8,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.theme import ThemeStackError
 from textual import constants, events, on
-from textual.app import App, SystemCommand
+from textual.app import App
 from textual.screen import Screen
 
 from engine.utils.errors import Problem, UsageError
@@ -111,9 +110,6 @@ class TerminalApp(App[None]):
             )
         else:
             report(None)
-
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        return ()
 
     async def action_quit(self) -> None:
         self.exit()

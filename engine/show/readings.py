@@ -125,10 +125,15 @@ def _rows() -> tuple[GpuReading, ...]:
         GpuReading("nvlinks", "NVLinks", "", "active NVLinks", format_count),
         GpuReading("nvlink_sent", "NVLink sent", "", "throughput of all NVLinks from the GPU", _kilobyte_rate),
         GpuReading("nvlink_received", "NVLink received", "", "throughput of all NVLinks to the GPU", _kilobyte_rate),
-        GpuReading("gpu_memory", "GPU memory", "", "GPU memory of a process", format_bytes),
+        GpuReading("gpu_memory", "GPU memory", "", "GPU memory of a process", _gib),
         GpuReading("memory", "host memory", "", "resident memory of a process on the host", format_bytes),
         GpuReading("cpu", "CPU", "%", "CPU time of a process, in percent of one core"),
     )  # fmt: skip
+
+
+def _gib(size: float) -> str:
+    """Format GPU memory in the digits of `memory_used`, so that the same memory is the same number everywhere."""
+    return f"{format_gib(size)} GiB"
 
 
 def _kilobyte_rate(kilobytes_per_s: float) -> str:

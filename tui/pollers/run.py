@@ -241,7 +241,7 @@ class RunPoller(Poller):
     def _watch_log(self, path: Path) -> Watched[tuple[str, ...]]:
         if self.folder is None:
             return Watched(path.name, partial(read_log_tail, path), partial(file_stamp, path))
-        return Watched(path.name, partial(_read_log, path), partial(_log_stamp, path))
+        return watch_log(path)
 
     def has_result(self) -> bool:
         return self.caught_up
@@ -259,6 +259,11 @@ def read_log_tail(path: Path) -> tuple[str, ...]:
                 text = before + text
     lines = text.decode(errors="replace").splitlines()[1 if start else 0 :][-MAX_LOG_LINES:]
     return tuple(line[:MAX_LOG_LINE_LENGTH] for line in lines)
+
+
+def watch_log(log: Path) -> Watched[tuple[str, ...]]:
+    """Return a poller of the last lines of a run's log."""
+    return Watched(log.name, partial(_read_log, log), partial(_log_stamp, log))
 
 
 def _read_log(log: Path) -> tuple[str, ...]:

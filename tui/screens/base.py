@@ -24,9 +24,8 @@ from textual.widgets import Input, Static
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import Problem, UsageError
-from tui.keymap import BACK_KEY, CHANGE_KEYS, FILTER_KEYS, GLOBAL_KEYS, Ability, Key, make_bindings
+from tui.keymap import BACK_KEY, FILTER_KEYS, GLOBAL_KEYS, Ability, Key, make_bindings
 from tui.palette import ACCENT, NOTICE
-from tui.phrases import foreign_refusal
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.run_lists import RunListPoller
 from tui.pollers.watched import Poller, RefreshIntervals
@@ -270,7 +269,7 @@ class GputrainScreen(ResizableScreen[None]):
     focused: Reactive[Widget | None] = Reactive(None, repaint=False)
 
     def __init__(self, app: AppServices, abilities: Ability = Ability.ALL) -> None:
-        """`abilities` are those of the runs that the screen shows. Keys that change runs say why others do not."""
+        """`abilities` are those of the runs that the screen shows. It lacks the keys of the others."""
         super().__init__()
         self.gputrain_app, self.abilities = app, abilities
         self.screen_keys = [key for key in self.SCREEN_KEYS if key.needs in abilities]
@@ -282,9 +281,6 @@ class GputrainScreen(ResizableScreen[None]):
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
         for binding in make_bindings([*self.screen_keys, BACK_KEY]):
             self.add_binding(binding)
-        if Ability.CHANGE not in abilities:
-            for key in CHANGE_KEYS:
-                self.add_binding(Binding(key.key, "refuse", key.title, show=False))
 
     @property
     def key_table(self) -> list[Key]:
@@ -393,10 +389,6 @@ class GputrainScreen(ResizableScreen[None]):
         is_typing = isinstance(self.focused, Filter)
         self.query_one(Keys).show([(key, key.title) for key in FILTER_KEYS] if is_typing else titles)
 
-    def refuse_change(self, name: str) -> None:
-        """Say why a run of another program is not changed."""
-        self.gputrain_app.show_toast(foreign_refusal(name))
-
     def on_mount(self) -> None:
         # Textual calls `on_mount` of each class, that of the subclass first.
         for poller in self.pollers:
@@ -423,7 +415,8 @@ class GputrainScreen(ResizableScreen[None]):
     def update_if_on_top(self) -> None:
         """Update the content, unless another screen covers it."""
         self._updated_at = time.monotonic()
-        if self.is_on_top:
+        # What became of a start may be known before its screen has widgets.
+        if self.children and self.is_on_top:
             self.update_content()
             self.update_keys()
 

@@ -12,7 +12,6 @@ from typing import Any
 from rich.text import Text
 
 from engine.show.charts import Chart
-from engine.utils.errors import Problem
 from tui.charts.view import ChartView, Extent
 from tui.keymap import Ability, Key
 from tui.palette import MUTED
@@ -21,6 +20,9 @@ from tui.screens.chart_panels import ChartPanels
 from tui.screens.dialogs import MultiChoiceDialog
 from tui.widgets.chart import ChartPanel
 from tui.widgets.lines import KeyedRow
+
+# Without a chart, they do nothing.
+CHART_ACTIONS = ("charts", "full", "x_axis", "whole_range", "zoom", "pan")
 
 
 class ChartScreen(GputrainScreen):
@@ -59,6 +61,10 @@ class ChartScreen(GputrainScreen):
                 self.draw_chart(chart)
 
     @property
+    def shown_charts(self) -> list[Chart]:
+        return [chart for chart in self.view.charts.values() if chart.metrics]
+
+    @property
     def panels(self) -> ChartPanels[Any]:
         return self.query_one(ChartPanels)
 
@@ -73,7 +79,15 @@ class ChartScreen(GputrainScreen):
         return "all panels" if leaves_full else super().title_of(key)
 
     def is_available(self, action: str) -> bool:
-        return action != "zoom_all" or self.view != self.view.reset_zoom()
+        """Hide keys that change no chart that is shown."""
+        name, charts = action.partition("(")[0], self.shown_charts
+        if name == "smooth":
+            return any(chart.smoothed for chart in charts)
+        if name == "log_scale":
+            return any(chart.log for chart in charts)
+        if name == "zoom_all":
+            return self.view != self.view.reset_zoom()
+        return bool(charts) or name not in CHART_ACTIONS
 
     def _set_view(self, view: ChartView) -> None:
         """Change the view, and draw the charts that it changes."""
@@ -138,10 +152,7 @@ class ChartScreen(GputrainScreen):
     def action_charts(self) -> None:
         """Choose the charts. The first ones of too many are shown."""
         rows = [KeyedRow(chart.id, _chart_text(chart)) for chart in self._charts]
-        if not rows:
-            self.gputrain_app.show_toast(Problem("", "The run has no metrics yet", code="not-recorded"))
-            return
-        shown = [chart.id for chart in self.view.charts.values() if chart.metrics]
+        shown = [chart.id for chart in self.shown_charts]
 
         def answer(chosen: list[str] | None) -> None:
             if chosen is not None:

@@ -18,7 +18,7 @@ from engine.runs.curves import NO_BLOCKS, X_AXES, Curves, XAxis, default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import format_metric, metric_of_key
-from engine.show.charts import Chart, Place, charts_of, charts_without_accuracy, compared_charts
+from engine.show.charts import Chart, Place, charts_of, charts_without_accuracy, compared_charts, metric_chart
 from engine.utils.text import pluralize, printable
 from engine.utils.units import UNKNOWN
 from tui.charts.plot import Curve
@@ -289,14 +289,19 @@ class CompareScreen(ChartScreen):
         Other runs of gputrain have all of the first ones before they have values, except for optional ones."""
         runs, charts = self.data.known, charts_of(Place.COMPARE)
         rows = compared_charts(runs, charts)
-        if any(not run.is_own or charts_without_accuracy(run) for run in runs):
-            return rows
-        return [row for row in charts if row in rows or not (row.is_optional and runs)]
+        if not any(not run.is_own or charts_without_accuracy(run) for run in runs):
+            rows = [row for row in charts if row in rows or not (row.is_optional and runs)]
+        monitor = None if self.compare_poller.comparison is None else self.compare_poller.comparison.monitor
+        if monitor is not None and all(row.id != monitor.key for row in rows):
+            rows.append(metric_chart(monitor.key, title=printable(monitor.label.removeprefix("best "))))
+        return rows
 
     def _choose_chart(self) -> None:
-        """Give the panel its chart, the first one unless another one is chosen."""
+        """Give the panel the chosen chart, by default that of the metric that ranks the runs."""
         rows, runs = self._chart_rows(), self.data.known
-        row = next((row for row in rows if row.id == self._chosen["chart"]), next(iter(rows), Chart("", "", {})))
+        ranking = next((value.key for value in self._values if value.better), "")
+        wanted = (self._chosen["chart"], ranking, rows[0].id if rows else "")
+        row = next((row for key in wanted for row in rows if row.id == key), Chart("", "", {}))
         # Curves with values of epochs are not averaged.
         is_long = all(run.is_long(row.id) for run in runs if run.has(row.id))
         self.view = replace(self.view, charts={CHART_PANEL: replace(row, smoothed=row.smoothed and is_long)})

@@ -180,7 +180,7 @@ class TextDialog(Dialog[None]):
         Binding("enter", "leave", show=False),
         Binding("ctrl+y", "copy", show=False),
     ]
-    HINT = "j k g G scroll  ^y copy  drag copies a part  esc close"
+    HINT = "j k g G scroll  drag, ^y copy  esc close"
     BOX_CLASSES = "dialog wide"
 
     def __init__(self, title: str, lines: Sequence[Text], copied_text: str = "") -> None:
@@ -305,6 +305,8 @@ def _wrap(line: str, width: int) -> list[Text]:
 
 
 MIN_HELP_COLUMNS = 20
+# In less, the help of a key says what its title does.
+TITLE_MIN_WIDTH = 60
 Row = TypeVar("Row")
 READING_COLUMNS: tuple[Column[GpuReading], ...] = (
     Column("label", "", lambda reading: reading.label),
@@ -320,6 +322,8 @@ def help_lines(groups: Mapping[str, Sequence[Key]], is_available: Callable[[str]
         Column("title", "", lambda row: row.title, style=lambda row: "" if is_available(row.action) else MUTED),
         Column("help", "", lambda row: row.help),
     ]
+    if width < TITLE_MIN_WIDTH:
+        del columns[1]
     return _wrapped_table(groups, columns, lambda key: key.help, width)
 
 

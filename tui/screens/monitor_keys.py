@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partialmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.gpus.snapshot import Gpu, Snapshot
-from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from tui.keymap import Key
 from tui.phrases import gpu_key
 from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.screens.monitor_runs import MonitorRuns, RunMarks
+from tui.screens.run_keys import CHANGES, RunKeysScreen
 from tui.widgets.lines import Lines
 
 if TYPE_CHECKING:
     from tui.screens.monitor_hosts import MonitorHosts
     from tui.tables.hosts import HostGroup
 
-# The second one is beside the first, with the second half of many GPUs.
-GPU_PANELS = ("gpus", "more-gpus")
-# What is done with a run of another host, which has no screen here.
+# What is done with a run of another host.
 REMOTE_ACTIONS = ("stop", "pause", "resume", "delete", "log")
 
 
-class MonitorKeysScreen(GpuProcessesScreen):
+class MonitorKeysScreen(GpuProcessesScreen, RunKeysScreen):
     """Base class of the monitor."""
 
     def __init__(self, app: AppServices) -> None:
@@ -56,7 +53,7 @@ class MonitorKeysScreen(GpuProcessesScreen):
     def _focused_gpu(self) -> Gpu | None:
         """Return the GPU under the cursor; None while another panel has the focus."""
         focused = self.focused
-        if not isinstance(focused, Lines) or focused.id not in GPU_PANELS:
+        if not isinstance(focused, Lines) or focused.id != "gpus":
             return None
         return next((gpu for gpu in self._gpus if gpu_key(gpu) == focused.selected_key), None)
 
@@ -77,9 +74,8 @@ class MonitorKeysScreen(GpuProcessesScreen):
             return focused == "processes" and self._selected_process() is not None and self.shows_own_processes
         if action == "open":
             return self._open_title() is not None
-        if action in REMOTE_ACTIONS:
-            row = self._remote_run()
-            return row is not None and self._hosts is not None and self._hosts.can(action, row)
+        if action in CHANGES:
+            return self.can_change(action)
         if action == "compare":
             return len(self._marks.rows(self._runs.matching)) > 1
         return action != "app.watched" or self.gputrain_app.watched_screen is not None
@@ -87,10 +83,8 @@ class MonitorKeysScreen(GpuProcessesScreen):
     def title_of(self, key: Key) -> str:
         if key.action == "open":
             return self._open_title() or key.title
-        if key.action == "pause" and (row := self._remote_run()) is not None and row.state == RunState.PAUSED:
-            return "continue"
         if key.action == "app.new_run" and (names := self._picked_names()):
-            return f"new run on {names}"
+            return f"run on {names}"
         return super().title_of(key)
 
     def _open_title(self) -> str | None:
@@ -104,29 +98,24 @@ class MonitorKeysScreen(GpuProcessesScreen):
         if focused.id == "runs":
             row = self._runs.find(focused.selected_key)
             return None if row is None else "open sweep" if row.trials else "open run"
-        if self._hosts is not None and focused.id in GPU_PANELS:
+        if self._hosts is not None and focused.id == "gpus":
             return self._hosts.title_of(focused.selected_key)
-        return "open GPU" if focused.id in GPU_PANELS else None
+        return "open GPU" if focused.id == "gpus" else None
 
     def action_select(self) -> None:
         """Select the GPU under the cursor, or the run."""
-        runs, app = self.query_one("#runs", Lines), self.gputrain_app
-        if runs.has_focus and self._open_title() is None and runs.selected_key is not None:
-            app.show_toast("This run waits for GPUs; it can be selected when it has started")
-        elif self._remote_run() is not None:
+        runs, app, row = self.query_one("#runs", Lines), self.gputrain_app, self.selected_run()
+        if self._remote_run() is not None:
             app.show_toast("gputrain compare HOST:RUN compares runs of other hosts")
-        elif runs.has_focus and runs.selected_key is not None:
-            if (row := self._runs.find(runs.selected_key)) is not None:
-                self._marks.toggle(self._runs.runs_of(row))
+        elif row is not None:
+            self._marks.toggle(self._runs.runs_of(row))
             self.show_panel("runs")
             runs.action_move(1)
         elif (gpu := self._focused_gpu()) is not None:
             app.picked_gpu_uuids ^= {gpu_key(gpu)}
             self.show_panel("gpus")
-        elif (group := self._host_of_cursor()) is not None and self.query_one("#gpus").has_focus:
-            app.show_toast(f"A run on {group.name} is started by gputrain run --on {group.name}")
         else:
-            app.show_toast("Space selects a GPU or a run: go to their panels with tab")
+            app.show_toast("Space selects a GPU of this host, or a run that has started")
         self.update_keys()
 
     def action_compare(self) -> None:
@@ -142,11 +131,11 @@ class MonitorKeysScreen(GpuProcessesScreen):
         self._open(event.lines, event.key)
 
     def _open(self, panel: Lines, key: str) -> None:
-        if panel.id in GPU_PANELS and self._hosts is not None and self._hosts.is_elsewhere(key):
+        if panel.id == "gpus" and self._hosts is not None and self._hosts.is_elsewhere(key):
             self._hosts.open(key)
             self.update_content()
             self.update_keys()
-        elif panel.id in GPU_PANELS:
+        elif panel.id == "gpus":
             self.gputrain_app.open_gpu(key)
         elif panel.id == "runs" and self._runs.is_waiting(key):
             self.gputrain_app.show_toast("This run waits for GPUs; it can be opened when it has started")
@@ -167,29 +156,35 @@ class MonitorKeysScreen(GpuProcessesScreen):
             # The cursor does not wait for the processes of another host.
             self.call_after_refresh(self.show_panel, "processes")
 
-    # Runs of other hosts
+    # Runs, here or on other hosts
+
+    def selected_run(self) -> RunRow | None:
+        focused = self.focused
+        if not isinstance(focused, Lines) or focused.id != "runs":
+            return None
+        return self._runs.find(focused.selected_key)
+
+    def target_runs(self) -> list[RunRow]:
+        row = self.selected_run()
+        return self._marks.rows(self._runs.matching) or ([] if row is None else self._runs.runs_of(row))
 
     def _remote_run(self) -> RunRow | None:
         """Return the run under the cursor if it is on another host."""
-        focused = self.focused
-        if self._hosts is None or not isinstance(focused, Lines) or focused.id != "runs":
-            return None
-        row = self._runs.find(focused.selected_key)
-        return row if self._hosts.is_remote(row) else None
+        row = None if self._hosts is None else self.selected_run()
+        return row if self._hosts is not None and self._hosts.is_remote(row) else None
 
-    def _on_remote_run(self, action: str) -> None:
-        """Do something with the run under the cursor. Those of this host have a screen for it."""
+    def can_change(self, action: str) -> bool:
+        row = self._remote_run()
+        if row is not None and self._hosts is not None:
+            return action in REMOTE_ACTIONS and self._hosts.can(action, row)
+        return super().can_change(action)
+
+    def act_on_run(self, action: str, act: Callable[[RunRow], object]) -> None:
         row = self._remote_run()
         if row is None or self._hosts is None:
-            self.gputrain_app.show_toast("This key is for runs of other hosts; open a run of this host with enter")
-        else:
+            super().act_on_run(action, act)
+        elif action in REMOTE_ACTIONS:
             self._hosts.change(action, row)
-
-    action_stop = partialmethod(_on_remote_run, "stop")
-    action_pause = partialmethod(_on_remote_run, "pause")
-    action_resume = partialmethod(_on_remote_run, "resume")
-    action_delete = partialmethod(_on_remote_run, "delete")
-    action_log = partialmethod(_on_remote_run, "log")
 
     def action_signal(self) -> None:
         if not self.query_one("#processes").has_focus:

@@ -23,7 +23,7 @@ from tui.pollers.process import ProcessPoller, ProcessReading
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.host_panel import load_text
 from tui.tables.log_lines import fit_bar, output_line
-from tui.tables.process import GpuUses, LoadScale, detail_lines, gpu_lines, hidden_text, run_lines, tree_lines
+from tui.tables.process import GpuUses, LoadScale, detail_lines, hidden_text, run_lines, tree_lines
 from tui.widgets.lines import KeyedRow, Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
@@ -55,16 +55,12 @@ class ProcessScreen(GputrainScreen):
         tree = Lines(id="tree")
         tree.set_titles("Processes")
         yield tree
-        uses = Lines(id="uses")
-        uses.set_titles("GPUs")
-        uses.can_focus = False
-        yield uses
         written = Lines(selectable=True, id="written")
-        written.set_titles("Runs")
+        written.set_titles("Metrics that it writes")
         yield written
         with Container(id="bottom"):
             details = Lines(id="details")
-            details.set_titles("Command and environment")
+            details.set_titles("Environment and command")
             yield details
             yield Lines(id="output")
 
@@ -91,22 +87,20 @@ class ProcessScreen(GputrainScreen):
         head, *lines = tree_lines(reading.tree, reading.cpu_percent, uses, tree.text_width)
         hidden = hidden_text(reading.tree)
         tree.set_texts([*lines, *([hidden] if hidden is not None else [])], [head])
-        panel = self.query_one("#uses", Lines)
-        panel.display = bool(uses) and self.has_class("-high")
-        panel.set_texts(gpu_lines(uses))
         if reading.details is not None:
             panel = self.query_one("#details", Lines)
             panel.set_texts(detail_lines(reading.details, reading.tree, panel.text_width))
         written = self.query_one("#written", Lines)
         texts = run_lines(reading.runs, reading.ended_at, written.text_width)
-        searching = "No run of it is found yet" if reading.has_searched else "Looking for its runs …"
+        searching = "It writes no metrics that are known" if reading.has_searched else "Looking for its metrics …"
         written.set_rows(
             [KeyedRow(str(index), text) for index, text in enumerate(texts)], empty_text=Text(searching, MUTED)
         )
         output = self.query_one("#output", Lines)
         name = printable(str(reading.log)) if reading.log is not None else "its output goes to no file"
         output.set_titles(f"Log  {escape_markup(name)}")
-        output.set_texts([fit_bar(output_line(line), output.text_width) for line in self._tail(reading, output)])
+        tail = reading.log_lines[-max(output.size.height, 1) :]
+        output.set_texts([fit_bar(output_line(line), output.text_width) for line in tail])
 
     def _record(self) -> None:
         """Keep what the process uses now. Called in the thread of the poller."""
@@ -127,9 +121,6 @@ class ProcessScreen(GputrainScreen):
             scale = LoadScale.fit(key, loads[key], values, uses)
             panel.set_titles(scale.title)
             panel.set_texts(plot.lines(scale.percent(values), shown_seconds(seconds, plot.values), scale.label))
-
-    def _tail(self, reading: ProcessReading, output: Lines) -> Sequence[str]:
-        return reading.log_lines[-max(output.size.height, 1) :]
 
     def _open_only_run(self, reading: ProcessReading) -> None:
         """Open the run of the process, at most once."""

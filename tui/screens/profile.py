@@ -90,7 +90,8 @@ class ProfileScreen(GputrainScreen):
             hint = "press P to take one" if reader.is_live else "only a live run can be profiled"
             return line.append(f"No profile yet; {hint}" if poller.has_polled else "Loading …", MUTED)
         name, profile = stored
-        return line.append(name, STRONG).append(time.strftime("   taken %F %H:%M", time.localtime(profile.time)))
+        taken = time.strftime("   taken %F %H:%M", time.localtime(profile.time))
+        return line.append("Where the time of a step goes", STRONG).append(f"   {name}{taken}", MUTED)
 
     def is_available(self, action: str) -> bool:
         return action != "profile" or (self.reader.is_live and self.reader.asked_at is None)
@@ -103,7 +104,6 @@ class ProfileScreen(GputrainScreen):
 
     def _take_profile(self) -> None:
         if self.reader.asked_at is not None:
-            self.gputrain_app.show_toast(Problem("", "A profile is being taken", code="already-running"))
             return
         if not self.folder.is_owned():
             self.gputrain_app.show_toast(Problem("", f"{self.folder.name} is not running", code="not-running"))

@@ -24,12 +24,11 @@ from engine.foreign.activity import Activity
 from engine.foreign.folders import ForeignRun
 from engine.gpus.snapshot import Snapshot
 from engine.launch.detached import LaunchedRun
-from engine.runs.control import RequestName
 from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import NO_METRICS, metric_of_key
 from engine.runs.run_row import RunRow, read_row
-from engine.show.charts import Kind, Place, charts_of, kind_of, run_charts
+from engine.show.charts import Chart, Kind, Place, charts_of, kind_of, run_charts
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.charts.view import ChartView, best_note, curves_for, data_notes
@@ -41,7 +40,7 @@ from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import LogDialog, TextDialog, confirm, read_config_lines
 from tui.screens.host_panel import load_text
-from tui.screens.run_changes import RunChanges
+from tui.screens.run_keys import RunKeysScreen
 from tui.screens.run_layout import RANKS_PANEL, RunRoom
 from tui.screens.run_panels import MAX_LOG_LINES, NO_CHARTS, RunPanels
 from tui.screens.run_progress import RunStatus, launch_lines, status_lines
@@ -79,7 +78,7 @@ def abilities_of(run: RunFolder | ForeignRun, launched: LaunchedRun | None = Non
     return Ability.WATCH | Ability.CHANGE | own
 
 
-class RunScreen(ChartScreen):
+class RunScreen(ChartScreen, RunKeysScreen):
     """Follows one run, and sends requests to the owner of one of gputrain."""
 
     CSS_PATH = "run.tcss"
@@ -104,14 +103,12 @@ class RunScreen(ChartScreen):
             self.poller.caught_up = True
         if launched is None and self.folder is not None and Ability.COMMAND in self.abilities:
             process = self.follow(OwnerPoller(self.folder, app.intervals.poll_s))
-        self._process, self._changes = process, RunChanges(app, self)
+        self._process = process
         self.view = (
             ChartView(charts=NO_CHARTS) if self.is_training else ChartView("step", axes=("step",), charts=NO_CHARTS)
         )
         self._chosen: Collection[str] = ()
         """The ids of the charts that the user chose."""
-        self._first_chart = 0
-        """The place of the first chart that is shown, unless the user chose some."""
         self._grouped: object = None
         self._drawn: tuple[Curves | None, int] = (None, -1)
         self._draw_time = -math.inf
@@ -161,6 +158,10 @@ class RunScreen(ChartScreen):
             return 0
         # Without an owner, a run may get its first chart at any time.
         return max(self.run_panels.num_charts, self.folder is None)
+
+    @property
+    def shown_charts(self) -> list[Chart]:
+        return super().shown_charts if self._num_charts else []
 
     @property
     def snapshot(self) -> RunSnapshot | None:
@@ -231,11 +232,11 @@ class RunScreen(ChartScreen):
             self.view = replace(self.view, axes=axes, axis=self.view.axis if self.view.axis in axes else axes[0])
 
     def _choose(self) -> None:
-        """Show the charts that the user chose, else a page of them, first the results."""
-        charts, first = self._charts, self._first_chart
+        """Show the charts that the user chose, else the first ones, those of results if there are any."""
+        charts = self._charts
         chosen = [chart for chart in charts if chart.id in self._chosen]
-        results = [chart for chart in charts if kind_of(chart.id) is not Kind.PROGRESS] if not first else []
-        self.run_panels.choose(chosen or (results or charts[first:])[:DEFAULT_CHARTS])
+        results = [chart for chart in charts if kind_of(chart.id) is not Kind.PROGRESS]
+        self.run_panels.choose(chosen or (results or charts)[:DEFAULT_CHARTS])
         self.view = replace(self.view, charts=self.run_panels.chosen)
 
     def draw_chart(self, chart: ChartPanel) -> None:
@@ -252,16 +253,15 @@ class RunScreen(ChartScreen):
 
     # Content
 
-    def _page_note(self) -> str:
-        """Return which of the charts are shown if there are others: `charts 7-12 of 31`."""
+    def _charts_note(self) -> str:
+        """Return how many of the charts are shown if there are others: `6 of 31 charts (e)`."""
         shown, count = self.run_panels.num_charts, len(self._charts)
-        last = self._first_chart + shown
-        return f"charts {self._first_chart + 1}-{last} of {count}" if shown < count and not self._chosen else ""
+        return f"{shown} of {count} charts (e)" if shown < count and Ability.CHOOSE in self.abilities else ""
 
     def update_content(self) -> None:
         place = self.poller.run.folder if self.folder is None else self.folder.path.parent
         load = load_text(self.gputrain_app.host_poller.value) if Ability.COMMAND in self.abilities else ""
-        details = "   ".join(filter(None, [self._page_note(), printable(str(place))]))
+        details = "   ".join(filter(None, [self._charts_note(), printable(str(place))]))
         self.show_title(printable(self.name_of_run), details, load)
         self._show_status()
         if self._fit_panels() and self._drawn[0] is not None:
@@ -331,10 +331,8 @@ class RunScreen(ChartScreen):
             return self.is_live and self._reading is not None
         if name == "log":
             return self.folder is not None or self.poller.log_file is not None
-        if name == "page_charts":
-            return bool(self._page_note())
-        if name == "x_axis":
-            return len(self.view.axes) > 1
+        if name == "x_axis" and len(self.view.axes) < 2:
+            return False
         return super().is_available(action)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -349,20 +347,12 @@ class RunScreen(ChartScreen):
 
     def title_of(self, key: Key) -> str:
         """Return what the key does in this state: `continue` for a paused run."""
-        if key.action == "pause" and self.state is RunState.PAUSED:
-            return "continue"
-        if key.action == "archive" and self.snapshot is not None and self.snapshot.row.archived:
-            return "unarchive"
         if key.action == "details":
             return "config" if self.is_training else "parameters" if self.folder is None else "command"
         if key.action == "confusion" and self.snapshot is not None:
             facts = stored_task_facts(self.snapshot.row.record.config or {})
             return super().title_of(key) if facts.ranked else facts.outputs
         return super().title_of(key)
-
-    def _request(self, request: RequestName) -> None:
-        if self.folder is not None:
-            self._changes.request(self.folder, self.state, request)
 
     def action_stop(self) -> None:
         if self.launched is not None:
@@ -373,36 +363,11 @@ class RunScreen(ChartScreen):
             self._changes.stop(self.folder, self.state)
 
     def action_checkpoint(self) -> None:
-        self._request("checkpoint")
-
-    def action_pause(self) -> None:
-        self._request("continue" if self.state is RunState.PAUSED else "pause")
-
-    def action_resume(self) -> None:
         if self.folder is not None:
-            self.gputrain_app.resume_run(self.folder, self.state)
+            self._changes.request(self.folder, self.state, "checkpoint")
 
-    def action_again(self) -> None:
-        if self.folder is not None:
-            self._changes.again(self.folder)
-
-    @property
-    def _rows(self) -> list[RunRow]:
-        return [] if self.snapshot is None else [self.snapshot.row]
-
-    def action_archive(self) -> None:
-        self._changes.archive(self._rows)
-
-    def action_refuse(self) -> None:
-        """Say why nothing is changed."""
-        self.refuse_change(self.name_of_run)
-
-    def action_page_charts(self, step: int) -> None:
-        """Show the next charts, or those before."""
-        first = self._first_chart + (self.run_panels.num_charts if step > 0 else -DEFAULT_CHARTS)
-        if first < len(self._charts):
-            self._first_chart = max(first, 0)
-            self.show_charts(())
+    def selected_run(self) -> RunRow | None:
+        return None if self.snapshot is None else self.snapshot.row
 
     def show_charts(self, chosen: Collection[str]) -> None:
         self._chosen = chosen
@@ -445,20 +410,14 @@ class RunScreen(ChartScreen):
         metrics.open(log if folder is None else folder.log, patterns)
 
     def action_log(self) -> None:
-        if not self.is_available("log"):
-            self.gputrain_app.show_toast(Problem("", "The run has no log file in its folder", code="not-found"))
-            return
         self.app.push_screen(LogDialog(self.name_of_run, lambda: self.log_of_run))
 
     def action_processes(self) -> None:
         from tui.screens.process import ProcessScreen
 
         process = self._process.process if isinstance(self._process, OwnerPoller) else None
-        if process is None or not self.is_available("processes"):
-            reason = "The processes of the run have ended, or are on another host"
-            self.gputrain_app.show_toast(Problem("", reason, code="not-running"))
-            return
-        self.app.push_screen(ProcessScreen(self.gputrain_app, process, opens_run=False))
+        if process is not None and self.is_available("processes"):
+            self.app.push_screen(ProcessScreen(self.gputrain_app, process, opens_run=False))
 
     def action_confusion(self) -> None:
         from tui.screens.confusion import ConfusionScreen

@@ -1,4 +1,4 @@
-"""What the list and the screen of a run change: requests to the owner of a run, archive and deletion.
+"""What lists of runs and the screen of a run change: requests to the owner of a run, archive and deletion.
 
 `engine.runs.control` sends requests; `engine.runs.labels` and `engine.runs.manage` change files, in a thread. The list
 shows the change when its poller has read the runs again.
@@ -78,6 +78,10 @@ class RunChanges:
             send()
         else:
             confirm(self._screen.app, questions[state].format(printable(folder.name)), "Keep it running", "Stop", send)
+
+    def pause(self, folder: RunFolder, state: RunState | None) -> None:
+        """Pause a run, or continue a paused one."""
+        self.request(folder, state, "continue" if state is RunState.PAUSED else "pause")
 
     def again(self, folder: RunFolder) -> None:
         """Configure a new run with the command or the config of this one."""

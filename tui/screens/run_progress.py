@@ -31,7 +31,7 @@ from engine.utils.units import (
 )
 from tui.charts.meter import meter
 from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING, series_style
-from tui.phrases import FAILED_STATES, gpu_name, state_symbol
+from tui.phrases import FAILED_STATES, gpu_name, keyed, state_symbol
 from tui.pollers.process import ProcessReading
 from tui.pollers.run import RunPoller, RunSnapshot
 from tui.tables import wrap_text
@@ -264,7 +264,7 @@ def _state_lines(status: RunStatus, snapshot: RunSnapshot, console: Console) -> 
     elif row.message and row.state != RunState.FINISHED:
         is_problem = row.live and row.state != RunState.WAITING
         notes.append((row.message, WARNING if is_problem else MUTED))
-    wrapped = [part for text, style in notes for part in wrap_text(Text(printable(text), style), status.width - 2)]
+    wrapped = [part for text, style in notes for part in wrap_text(Text(keyed(text), style), status.width - 2)]
     return [Text.assemble(" ", part, no_wrap=True, end="") for part in wrapped[:MAX_FAILURE_LINES]]
 
 
@@ -281,7 +281,7 @@ def failure_lines(snapshot: RunSnapshot, gpus: Snapshot | None, width: int, cons
         if failure.cause and failure.cause in message:
             message = message.partition(failure.cause)[2].lstrip(" ;.")
     if message:
-        lines.append(Text(printable(message), STRONG if lines else BAD))
+        lines.append(Text(keyed(message), STRONG if lines else BAD))
     wrapped = [part for line in lines for part in line.wrap(console, max(width - 3, 20))][:MAX_FAILURE_LINES]
     return [Text.assemble((" ┃ ", BAD), part, no_wrap=True, end="") for part in wrapped]
 

@@ -18,7 +18,6 @@ from textual.app import ComposeResult
 from textual.worker import get_current_worker
 
 from engine.runs.fields import Field
-from engine.runs.folder import RunFolder, RunState
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import NO_METRICS, Better
 from engine.runs.query import Query, parse_query
@@ -36,28 +35,31 @@ from engine.runs.run_view import (
     run_columns,
     same_rows,
 )
-from engine.show.table import FittedTable
+from engine.show.table import FittedTable, shorten
 from engine.utils.text import list_names, pluralize, printable
 from tui.keymap import RUNS_KEYS, Ability, Key
 from tui.palette import ACCENT, MUTED
 from tui.phrases import note, own_runs_problem
 from tui.pollers.run_lists import ForeignRunListPoller, RowsPoller
-from tui.screens.base import AppServices, Filter, GputrainScreen
+from tui.screens.base import AppServices, Filter
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.monitor_runs import RunMarks
-from tui.screens.run_changes import RunChanges
-from tui.tables import styled
+from tui.screens.run_keys import CHANGES, RunKeysScreen
+from tui.tables import styled, wrap_text
 from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, SORT_SIGNS, field_columns, fit_run_list, run_list_line
 from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
+from tui.widgets.text_line import TextLine
 
 FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
 FOREIGN_FILTER_HINT = "lr>0.1 state=growing loss<0.5 adamw; enter keeps it, esc clears it"
-ONE_RUN_ACTIONS = ("open", "again", "compare", "select", "archive", "delete")
+ONE_RUN_ACTIONS = ("open", "compare", "select")
+# Title, frame, header, filter and footer.
+OTHER_LINES = 6
 # More rows are filtered and sorted in a thread: 2,000 take 5 ms.
 MAX_INLINE_ROWS = 2000
 
 
-class RunsScreen(GputrainScreen):
+class RunsScreen(RunKeysScreen):
     """A table of runs that can be marked, filtered, sorted, compared and opened; those of gputrain also labelled,
     stopped, resumed and deleted."""
 
@@ -73,7 +75,7 @@ class RunsScreen(GputrainScreen):
         self.row_poller: RowsPoller = self._found or app.run_list_poller
         self.shows_runs = self._found is None
         self._default_order = "started_at" if self._found is None else "age"
-        self._marks, self._changes = RunMarks({} if watched else app.marked_runs), RunChanges(app, self)
+        self._marks = RunMarks({} if watched else app.marked_runs)
         self._opened: frozenset[str] = frozenset()
         self._archived = self._has_rows = self._has_opened_only_run = False
         self._query, self._query_text, self._problem = parse_query(""), "", ""
@@ -90,6 +92,7 @@ class RunsScreen(GputrainScreen):
         runs = Lines(selectable=True, id="all-runs")
         runs.set_titles("Runs")
         yield runs
+        yield TextLine(id="about-run")
 
     def make_filter(self) -> Filter:
         return Filter(placeholder=FILTER_HINT if self._found is None else FOREIGN_FILTER_HINT)
@@ -269,13 +272,14 @@ class RunsScreen(GputrainScreen):
         return self._no_runs_text()
 
     def _show_selected(self) -> None:
-        """Show below the list what must be known of the selected run, and its command."""
-        row, lines = self._selected_row(), self._lines
+        """Show what must be known of the selected run and its command, in the frame of a full list."""
+        row, lines = self.selected_run(), self._lines
         parts = () if row is None else (note(row), printable(row.record.command))
-        subtitle = "   ".join(filter(None, parts))
-        room = max(lines.text_width - 4, 0)
-        subtitle = subtitle if len(subtitle) <= room else subtitle[: room - 1] + "…"
-        lines.set_titles(self._title(), escape_markup(subtitle))
+        text = "   ".join(filter(None, parts))
+        about = wrap_text(Text(text, MUTED), self.size.width - 2) if text else []
+        has_room = len(self._view.keys) + len(about) <= self.size.height - OTHER_LINES
+        lines.set_titles(self._title(), "" if has_room else escape_markup(shorten(text, max(lines.text_width - 4, 0))))
+        self.query_one("#about-run", TextLine).show_lines(about if has_room else [])
 
     def _title(self) -> str:
         """Return the mistake in the filter, else how many runs there are, as markup."""
@@ -297,7 +301,7 @@ class RunsScreen(GputrainScreen):
 
     # Runs that a key is about
 
-    def _selected_row(self) -> RunRow | None:
+    def selected_run(self) -> RunRow | None:
         index = self._lines.selected_index
         return self._view.shown[index] if index is not None and index < len(self._view.shown) else None
 
@@ -305,34 +309,27 @@ class RunsScreen(GputrainScreen):
         """Return the rows of the marked runs that exist."""
         return self._marks.rows(self.row_poller.rows or ())
 
-    def _target_rows(self) -> list[RunRow]:
+    def target_runs(self) -> list[RunRow]:
         """Return the marked runs, else the selected one."""
-        row = self._selected_row()
+        row = self.selected_run()
         return self._marked_rows() or (self._view.runs_of(row) if row is not None else [])
 
     # Keys
 
     def is_available(self, action: str) -> bool:
-        row = self._selected_row()
-        if action in ("stop", "resume"):
-            is_over = row is not None and row.state == RunState.FINISHED
-            return row is not None and not row.trials and row.live is (action == "stop") and not is_over
-        if row is not None and row.trials and action == "again":
-            return False
-        return row is not None or action not in ONE_RUN_ACTIONS
+        if action in ONE_RUN_ACTIONS:
+            return self.selected_run() is not None
+        return action not in CHANGES or self.can_change(action)
 
     def title_of(self, key: Key) -> str:
-        if key.action == "archived" and self._archived:
-            return "hide archived"
-        if key.action == "archive" and all(row.archived for row in self._target_rows()):
-            return "unarchive"
-        return super().title_of(key)
+        is_hiding = key.action == "archived" and self._archived
+        return "hide archived" if is_hiding else super().title_of(key)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.action_open()
 
     def action_open(self) -> None:
-        if (row := self._selected_row()) is not None:
+        if (row := self.selected_run()) is not None:
             self._open_row(row)
 
     def _open_row(self, row: RunRow) -> None:
@@ -347,7 +344,7 @@ class RunsScreen(GputrainScreen):
             self.gputrain_app.open_run(row.folder)
 
     def action_select(self) -> None:
-        if (row := self._selected_row()) is None:
+        if (row := self.selected_run()) is None:
             return
         self._marks.toggle(self._view.runs_of(row))
         self._show_rows()
@@ -360,7 +357,7 @@ class RunsScreen(GputrainScreen):
 
     def action_compare(self) -> None:
         """Compare the selected runs; a single one with that under the cursor."""
-        marked, row = self._marked_rows(), self._selected_row()
+        marked, row = self._marked_rows(), self.selected_run()
         under_cursor = self._view.runs_of(row) if row is not None and len(marked) == 1 else []
         keys = dict.fromkeys(row.folder for row in (*marked, *under_cursor))
         found = [Path(key) if self._found is None else self._found.find_run(key) for key in keys]
@@ -398,29 +395,6 @@ class RunsScreen(GputrainScreen):
         self._archived = not self._archived
         self.update_content()
 
-    def action_stop(self) -> None:
-        if (row := self._selected_row()) is not None:
-            self._changes.stop(RunFolder(Path(row.folder)), RunState(row.state))
-
-    def action_resume(self) -> None:
-        if (row := self._selected_row()) is not None:
-            self.gputrain_app.resume_run(RunFolder(Path(row.folder)), RunState(row.state))
-
     def action_sweep(self) -> None:
-        row = self._selected_row()
+        row = self.selected_run()
         self.gputrain_app.open_sweep(row.name if row is not None else "")
-
-    def action_again(self) -> None:
-        if (row := self._selected_row()) is not None:
-            self._changes.again(RunFolder(Path(row.folder)))
-
-    def action_delete(self) -> None:
-        self._changes.delete(self._target_rows())
-
-    def action_archive(self) -> None:
-        self._changes.archive(self._target_rows())
-
-    def action_refuse(self) -> None:
-        """Say why nothing is changed."""
-        row = self._selected_row()
-        self.refuse_change("the run" if row is None else row.name)

@@ -18,10 +18,11 @@ from textual.containers import Container
 
 from engine.runs.folder import sweep_of_trial
 from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, stop_sweep
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from tui.charts.sweep import axis_position, param_curves, trial_curves
 from tui.keymap import SWEEP_KEYS, Key
+from tui.launcher import call_gputrain
 from tui.palette import BAD, MUTED
 from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
@@ -143,7 +144,8 @@ class SweepScreen(GputrainScreen):
         curves, window = trial_curves(status, selected)
         note = f"best {len(curves)} trials" if len(curves) < len(status.trials) else ""
         chart = self.query_one("#trial-curves", ChartPanel)
-        chart.rename(escape_markup(f"{label}: trial {selected.number}, others dashed"))
+        subject = "" if self.has_class("-narrow") else f"{label}: "
+        chart.rename(escape_markup(f"{subject}trial {selected.number}, others dashed"))
         chart.draw(curves, replace(window, whole=self._whole), note)
         points, axis = param_curves(status, key)
         cursor = axis_position(status.settings.spaces()[key], selected.params[key]) if key in selected.params else None
@@ -159,6 +161,8 @@ class SweepScreen(GputrainScreen):
         status = self.sweep_poller.value
         if action == "stop":
             return status is not None and status.running
+        if action == "resume":
+            return status is not None and status.state == "not running"
         if action == "again":
             return status is not None and status.best is not None
         return bool(status and status.trials) or action not in TRIAL_ACTIONS
@@ -179,8 +183,6 @@ class SweepScreen(GputrainScreen):
         run = self.folder.trial(int(key))
         if run.path.is_dir():
             self.gputrain_app.open_run(str(run.path))
-        else:
-            self.gputrain_app.show_toast(Problem("", f"{run.name} has no folder yet", code="not-found"))
 
     def action_select(self) -> None:
         """Select the trial under the cursor, or undo that."""
@@ -219,6 +221,11 @@ class SweepScreen(GputrainScreen):
         start = partial(self.gputrain_app.launch, [*arguments, "--headless"])
         question = f"Train the config of trial {status.best.number} for longer?"
         confirm(self.app, question, "Do not start", "Start", start, f"gputrain {shlex.join(arguments)}")
+
+    def action_resume(self) -> None:
+        """Start the controller again, in the background."""
+        app, words = self.gputrain_app, ("sweep", "resume", self.folder.name, "--detach")
+        self.act(partial(call_gputrain, words, app.runs_dir), app.show_toast, in_thread=True)
 
     def action_stop(self) -> None:
         """Ask the controller to stop the sweep."""

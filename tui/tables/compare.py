@@ -43,6 +43,8 @@ class ComparedValue:
     best: frozenset[int] = frozenset()
     better: Better = Better.NEITHER
     is_config: bool = False
+    key: str = ""
+    """That of the metric."""
 
     def order(self) -> list[int]:
         """Return the indices of the runs: the best values or the lowest ones first, unknown ones last."""
@@ -121,7 +123,7 @@ def _compared_metric(
         texts.append(f"{text} ({change})" if change else text)
     best = frozenset(comparison.best_columns(columns, metric))
     means = tuple(None if value is None else value.mean for value in values)
-    return ComparedValue(printable(metric.label), tuple(texts), means, best, metric.better)
+    return ComparedValue(printable(metric.label), tuple(texts), means, best, metric.better, key=metric.key)
 
 
 def _code_text(code: CodeSummary | None) -> str:

@@ -42,7 +42,7 @@ def tree_lines(tree: ProcessTree, cpu_percent: Mapping[int, float] | None, uses:
     def gpu_memory(process: HostProcess) -> str:
         found = [use.gpu_memory.value for _, use in gpus.get(process.id.pid, ())]
         known = [value for value in found if value is not None]
-        return format_bytes(sum(known)) if known else ""
+        return READINGS["gpu_memory"].text(sum(known)) if known else ""
 
     columns: list[Column[HostProcess]] = [
         Column("pid", "pid", lambda process: str(process.id.pid), Align.RIGHT, priority=9),
@@ -113,8 +113,8 @@ class LoadScale:
         top = sum(gpus.values()) if key == "gpu_memory" else 0
         top = top or 2 ** math.ceil(math.log2(max(*known, 1 << 20)))
         number, unit = format_bytes(top).split()
-        name = "memory" if key == "memory" else f"GPU {','.join(map(str, gpus))} memory"
-        return cls(f"{name} {UNKNOWN if now is None else format_bytes(int(now))}", top, f"{float(number):.0f}{unit[0]}")
+        name = "memory" if key == "memory" else f"GPU {','.join(map(str, gpus))}"
+        return cls(f"{name} {READINGS[key].text(now)}", top, f"{float(number):.0f}{unit[0]}")
 
     def percent(self, values: Sequence[float | None]) -> list[float | None]:
         """Return values in percent of the upper end."""
@@ -122,13 +122,14 @@ class LoadScale:
 
 
 def detail_lines(details: ProcessDetails, tree: ProcessTree, width: int) -> list[Text]:
-    """Return the command, the working directory and the environment of the root of a tree, wrapped."""
+    """Return the working directory, the environment and the command of the root of a tree, wrapped."""
     user = tree.processes[0].user if tree.processes else UNKNOWN
     hidden = f"only {user} and root can read it"
-    facts = {"command": details.command, "folder": hidden if details.cwd is None else details.cwd}
+    facts = {"folder": hidden if details.cwd is None else details.cwd}
     if not details.environment:
         facts["variables"] = hidden if details.environment is None else "none of training or logging"
     facts |= details.environment or {}
+    facts["command"] = details.command
     names = max(map(len, facts)) + 2
     return [
         Text.assemble((f"{'' if row else name:{names}}", MUTED), line, no_wrap=True, end="")
@@ -151,7 +152,7 @@ def status_line(
     loads = dict(sorted((gpu.index, format_percent(gpu.value("util"))) for gpu, _ in uses))
     facts = {
         **{f"GPU {index}": load for index, load in loads.items()},
-        "GPU memory": format_bytes(sum(map(int, filter(None, memory)))) if set(memory) - {None} else "",
+        "GPU memory": READINGS["gpu_memory"].text(sum(filter(None, memory))) if set(memory) - {None} else "",
         "CPU": _percent(cpu_percent),
         "memory": format_bytes(memory_bytes),
     }

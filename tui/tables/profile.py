@@ -12,6 +12,7 @@ from rich.text import Text
 
 from engine.show.table import Align, Column, fit, pad
 from engine.utils.text import pluralize, printable
+from engine.utils.units import format_share
 from tui.palette import ACCENT, MUTED, STRONG, WARNING, series_style
 from tui.tables import styled, wrap_text
 
@@ -36,12 +37,14 @@ def profile_lines(profile: Profile, width: int) -> list[Text]:
     from engine.runs.profile_file import diagnose_profile
 
     ranks = shown_ranks(profile)
-    lines = [*_header(profile, width), *wrap_text(Text(diagnose_profile(profile), STRONG), width), Text()]
+    lines = [*wrap_text(Text(diagnose_profile(profile), STRONG), width), *_header(profile, width), Text()]
     lines += [_bar_line(rank, ranks, width) for rank in ranks]
     if len(ranks) < len(profile.ranks):
         more = len(profile.ranks) - len(ranks)
         lines.append(Text(f"{pluralize(more, 'rank')} with shorter steps not shown", MUTED))
-    legend = (span for part, signed in PART_SIGNS.items() for span in (signed, f" {part}  "))
+    total = max(sum(rank.step_seconds for rank in ranks), 1e-9)
+    shares = {part: format_share(sum(rank.mean(part) for rank in ranks) / total) for part in PART_SIGNS}
+    legend = (span for part, signed in PART_SIGNS.items() for span in (signed, f" {part} {shares[part]}  "))
     return [*lines, *wrap_text(Text.assemble(*legend), width), Text(), *_part_table(ranks, width)]
 
 
@@ -83,7 +86,7 @@ def _bar_line(rank: RankProfile, ranks: Sequence[RankProfile], width: int) -> Te
 def _part_table(ranks: Sequence[RankProfile], width: int) -> list[Text]:
     """Return the mean of each part in milliseconds."""
     columns: list[Column[RankProfile]] = [
-        Column("ms", "ms", lambda rank: f"rank {rank.rank}"),
+        Column("ms", "mean ms", lambda rank: f"rank {rank.rank}"),
         *(Column(part, part, _part_cell(part), Align.RIGHT) for part in PART_SIGNS),
         Column("step", "step", lambda rank: _ms(rank.step_seconds), Align.RIGHT),
     ]
@@ -106,7 +109,7 @@ def trace_lines(profile: Profile, folder: str) -> list[Text]:
     if traces:
         names = printable(f"{folder}/{traces[0].trace}")
         more = f" and {len(traces) - 1} more" if len(traces) > 1 else ""
-        lines.append(Text(f"Open in https://ui.perfetto.dev: {names}{more}", ACCENT))
+        lines.append(Text(f"Each operation, in https://ui.perfetto.dev: {names}{more}", ACCENT))
     problems = [rank for rank in profile.ranks if rank.problem]
     if problems:
         lines.append(Text(f"rank {problems[0].rank} has no trace: {printable(problems[0].problem)}", WARNING))

@@ -134,10 +134,11 @@ def rank_lines(readings: RankReadings, snapshot: Snapshot | None, width: int, ro
     table_width = sum(table.widths) + len(GAP) * len(table.widths)
     graph_columns = width - table_width if has_graphs and width - table_width >= MIN_GRAPH_COLUMNS else 0
     seconds = _graph_seconds(readings, keys, DOTS_PER_COLUMN * graph_columns)
-    header = _cut(styled(table.header(MUTED)), table_width)
+    header = styled(table.header(MUTED))
     if graph_columns:
         span = shown_seconds(seconds, DOTS_PER_COLUMN * graph_columns)
-        header.append_text(time_axis(span, graph_columns, end="now" if readings.live else "end"))
+        axis = time_axis(span, graph_columns, end="now" if readings.live else "end")
+        header = _cut(header, table_width).append_text(axis)
     lines = [header]
     for rank, key in zip(started.ranks, keys, strict=True):
         block = [Text(no_wrap=True, end="") for _ in range(rows)]

@@ -29,6 +29,7 @@ from tui.phrases import (
     FOREIGN_SIGN,
     MARK,
     epochs_text,
+    keyed,
     note,
     result_text,
     short_command,
@@ -44,6 +45,8 @@ SORT_SIGNS = {False: "▴", True: "▾"}
 SIGN_COLUMNS = 3
 NOTE_KEY = "note of the line"
 MIN_NAME_COLUMNS, MIN_MESSAGE_COLUMNS, MAX_VALUE_COLUMNS = 10, 24, 20
+# Below this width, the heading of the best value leaves room for that of the time.
+SHORT_TITLES_WIDTH = 70
 # The widths of values are those of as many runs, so that a list of 10,000 is not formatted for them.
 MAX_MEASURED_RUNS = 200
 DEFAULT_COLUMNS = (
@@ -56,8 +59,8 @@ NUM_FIRST_COLUMNS = 3
 """Number of the first default columns, which metrics of commands follow."""
 # Cells that say more than the value of their field, with a least width where they change while a run trains.
 SPECIAL_CELLS: dict[str, tuple[Callable[[RunRow], str], int]] = {
-    "state": (lambda row: row.shown_state, 10),
-    "epochs": (epochs_text, 7),
+    "state": (lambda row: row.shown_state, 8),
+    "epochs": (epochs_text, 6),
     "age": (when_text, 10),
     "command": (short_command, 0),
 }
@@ -153,6 +156,8 @@ def fit_run_list(
     # The field `message` can be one of the columns.
     message = Column(NOTE_KEY, "message", note, width=MIN_MESSAGE_COLUMNS, priority=-1, flex=True)
     columns = [name, *field_columns((field for field in fields if field.name != name.key), rows), message]
+    if width < SHORT_TITLES_WIDTH:
+        columns = [replace(column, title=column.title.removeprefix("best ")) for column in columns]
     if order is not None:
         sign, key = SORT_SIGNS[order.descending], _listed_key(order.field, rows, [column.key for column in columns])
         columns = [replace(column, title=column.title + sign) if column.key == key else column for column in columns]
@@ -245,7 +250,7 @@ def monitor_line(table: FittedTable[RunRow], row: RunRow) -> Line:
 
     What a run waits for, and why it failed where there is no room beside the figures, takes their place.
     """
-    message = printable(row.message)
+    message = keyed(row.message)
     if row.trials and row.live:
         return table.line(row, ("progress", ((message, ""), ("  ", ""), *_best_cell(row))))
     if (row.live or row.state == RunState.INTERRUPTED) and message:
@@ -260,7 +265,7 @@ def monitor_line(table: FittedTable[RunRow], row: RunRow) -> Line:
     # Of a run that finished, the result is in its column.
     has_note = not row.live and row.shown_state != RunState.FINISHED
     notes = ((row.foreign or "", WARNING), (result_text(row) if has_note else "", MUTED))
-    known = [((printable(text), style), (GAP, "")) for text, style in notes if text]
+    known = [((keyed(text), style), (GAP, "")) for text, style in notes if text]
     return table.line(row, ("note", tuple(span for pair in known for span in pair)[:-1]))
 
 

@@ -34,6 +34,7 @@ SYMBOLS = {
 STATES_WITH_REASON = ("failed", "complete")
 MIN_PARAM_COLUMNS, MAX_PARAM_COLUMNS, MIN_NOTE_COLUMNS = 7, 22, 5
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 6, 24
+NARROW_COLUMNS = 36
 NUMBER: Column[TrialRow] = Column("trial", "trial", lambda row: str(row.number), Align.RIGHT, priority=2)
 RUN: Column[TrialRow] = Column("run", "run", lambda row: row.run)
 STATE: Column[TrialRow] = Column(
@@ -121,10 +122,11 @@ def trial_table(
     sign: Column[TrialRow] = Column(
         "sign", "", lambda row: ((MARK if is_marked(row) else " ", ACCENT), SYMBOLS[row.state]), priority=2
     )
-    bars = Column("bar", "", bar, width=columns, max_width=columns, priority=2)
+    bars = Column("bar", "", bar, width=columns, max_width=columns)
     state, step = replace(STATE, priority=0), replace(step_column(status), priority=0)
+    value = replace(value_column(status), title=metric.label.removeprefix("best " if width < NARROW_COLUMNS else ""))
     params = param_columns(list(status.settings.space))
-    return fit([sign, NUMBER, value_column(status), bars, state, step, *params, NOTE], status.trials, width)
+    return fit([sign, NUMBER, value, bars, state, step, *params, NOTE], status.trials, width)
 
 
 def param_table(status: SweepStatus, selected: TrialRow | None, width: int) -> FittedTable[str]:
@@ -210,19 +212,17 @@ def param_text(row: TrialRow, key: str) -> str:
 
 
 def status_lines(status: SweepStatus) -> list[Text]:
-    """Return what is above the panels: whether the sweep runs, its trials by state, the best one, and the command that
-    trains it longer."""
-    from engine.sweeps.best import best_command
-
+    """Return what is above the panels: whether the sweep runs, its trials by state, and the best one, with the keys
+    that go on with them."""
     sign, style = SYMBOLS[{"running": "running", "ended": "complete"}.get(status.state, "stopped")]
     counts = ", ".join(state_counts(status))
-    done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done: "
-    resume = f"   gputrain sweep resume {printable(status.name)}" if status.state == "not running" else ""
+    done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')}: "
+    resume = ", u resumes it" if status.state == "not running" else ""
     state = printable(with_message(status.state, status))
-    lines = [Text.assemble((f"{sign} ", style), (state, STRONG), done, counts, (resume, MUTED))]
+    lines = [Text.assemble((f"{sign} ", style), (state, STRONG), (resume, MUTED), done, counts)]
     if (best := status.best) is not None:
         objective = status.settings.objective
         value = f"★ {objective.label} {format_value(objective, best.value)}"
-        command = best_command(SweepFolder(Path(status.folder)), status.settings, best.params)
-        lines.append(Text.assemble((value, GOOD), f" in trial {best.number}   ", (printable(f"a  {command}"), MUTED)))
+        again = "a starts its command again" if status.settings.command else "a trains it longer"
+        lines.append(Text.assemble((value, GOOD), f" in trial {best.number}   ", (again, MUTED)))
     return lines

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.binding import Binding, BindingType
 from textual.geometry import Region
 from textual.strip import Strip
 
@@ -21,19 +19,15 @@ from tui.widgets.lines import Lines, escape_markup
 CURSOR_CHARACTER, CURSOR_STYLE = "│", Style(bold=True)
 # Columns of the frame and of the blanks around a title, within the width of the content.
 TITLE_MARGIN = 4
-# Decimals of the values and gaps between them, from the best to the shortest legend.
-LEGEND_FORMATS = ((4, "  "), (4, " "), (3, "  "), (3, " "), (2, " "))
+# Whether solid curves have a marker, too, and the gap between the curves, from the best to the shortest legend. The
+# values have the digits of tables and log.
+LEGEND_FORMATS = ((True, "  "), (True, " "), (False, " "))
 
 
 class ChartPanel(Lines):
     """A panel of curves with an optional cursor. The title shows the values at the cursor, or the latest values."""
 
     ALLOW_SELECT = False
-    # There is nothing to scroll.
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("pagedown,ctrl+d", "screen.page_charts(1)", show=False),
-        Binding("pageup,ctrl+u", "screen.page_charts(-1)", show=False),
-    ]
 
     def __init__(self, title: str, id: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
@@ -146,10 +140,10 @@ class ChartPanel(Lines):
         self._move_cursor()
 
     def _update_titles(self) -> None:
-        """Show the legend: marker, label and value of each curve in its color, with the digits that fit."""
+        """Show the legend: marker, label and value of each curve in its color."""
         curves = self.curves if self.has_legend else []
-        for decimals, gap in LEGEND_FORMATS:
-            parts = [self._legend_part(curve, decimals) for curve in curves]
+        for has_markers, gap in LEGEND_FORMATS:
+            parts = [self._legend_part(curve, has_marker=has_markers or curve.is_dashed) for curve in curves]
             columns = len(gap.join(filter(None, [self._title, *parts]))) + TITLE_MARGIN
             if columns <= self.size.width:
                 break
@@ -169,10 +163,10 @@ class ChartPanel(Lines):
                 what = pluralize(count, "run" if any(curve.mark for curve in self.curves) else "curve")
                 yield f"[$warning]{what} {place}[/], y all"
 
-    def _legend_part(self, curve: Curve, decimals: int) -> str:
+    def _legend_part(self, curve: Curve, *, has_marker: bool) -> str:
         value = curve_value(curve, self._cursor_x)
-        text = UNKNOWN if value is None else format_value(value, decimals)
-        return " ".join(filter(None, (marker_of(curve), curve.label, text)))
+        text = UNKNOWN if value is None else format_value(value)
+        return " ".join(filter(None, (marker_of(curve) if has_marker else "", curve.label, text)))
 
 
 def marker_of(curve: Curve) -> str:
@@ -190,9 +184,9 @@ def curve_value(curve: Curve, x: float | None) -> float | None:
     return None if past else series.value_at(x)
 
 
-def format_value(value: float, decimals: int) -> str:
-    """Format a value of a curve with `decimals` decimals, or with three digits if it is small or large."""
-    return f"{value:.{decimals}f}" if 0.01 <= abs(value) < 100 else format_number(value, 3)
+def format_value(value: float) -> str:
+    """Format a value of a curve with four decimals, or with three digits if it is small or large."""
+    return f"{value:.4f}" if 0.01 <= abs(value) < 100 else format_number(value, 3)
 
 
 def _replace_cell(strip: Strip, column: int, cell: Segment) -> Strip:

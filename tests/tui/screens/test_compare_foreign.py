@@ -47,7 +47,7 @@ def test_compare_follows_a_foreign_run_beside_an_own_one_and_opens_it(tmp_path: 
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_compare(pilot, root, (own.path,))
-        assert screen.view.charts[CHART_PANEL].title == "train loss"
+        assert screen.view.charts[CHART_PANEL].title == "val acc"
         with (root / "second" / "metrics.jsonl").open("a") as log:
             log.write('{"step": 11, "val/loss": 0.001}\n')
         await wait_until(pilot, lambda: "0.0010" in visible_text(pilot, f"#{TABLE_PANEL}"))

@@ -20,7 +20,7 @@ from support.runs.factories import append_to_journal, make_run_folder
 from support.screen.demo_app import visible_text, wait_until
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
-from tui.screens.compare import TABLE_PANEL, CompareScreen
+from tui.screens.compare import CHART_PANEL, TABLE_PANEL, CompareScreen
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -96,7 +96,7 @@ def test_compare_keeps_a_run_that_is_deleted(root: Path) -> None:
         await wait_until(pilot, lambda: screen.compare_poller.runs[1].is_missing)
         await until_shown(pilot, screen)
         assert "fast was deleted" in visible_text(pilot, "#message")
-        assert [len(curve.series.x) for curve in screen.active_chart.curves] == [4 * STEPS_PER_EPOCH] * 2
+        assert [len(curve.series.x) for curve in screen.active_chart.curves] == [4, 4]
 
     drive(real_app(root), act, SIZE)
 
@@ -146,8 +146,10 @@ def test_compare_sorts_best_first_and_shows_differences_from_the_baseline(root: 
         return [line.split()[1] for line in lines]
 
     async def act(pilot: Pilot[None]) -> None:
-        await compare(pilot, root, ["slow", "fast"])
+        screen = await compare(pilot, root, ["slow", "fast"])
         assert names(pilot) == ["fast", "slow"]
+        # The curves are those of the metric that ranks the runs.
+        assert screen.view.charts[CHART_PANEL].title == "val acc"
         await press(pilot, "down", "B")
         assert "slow baseline" in " ".join(visible_text(pilot, f"#{TABLE_PANEL}").split())
         assert "(+0." in visible_text(pilot, f"#{TABLE_PANEL}")

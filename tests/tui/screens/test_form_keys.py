@@ -110,7 +110,6 @@ FOOTER = {
     "ctrl+r": lambda pilot: pilot.app.screen.form.overrides == {},
     "escape": lambda pilot: isinstance(pilot.app.screen, ChoiceDialog),
     "f1": lambda pilot: isinstance(pilot.app.screen, TextDialog),
-    "ctrl+p": lambda pilot: "CommandPalette" in type(pilot.app.screen).__name__,
     "ctrl+c": lambda pilot: pilot.app._exit,
 }
 

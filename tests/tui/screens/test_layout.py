@@ -35,7 +35,8 @@ LOWEST, SMALLEST, SMALL, LARGE, LARGEST = (60, 15), (60, 20), (80, 24), (160, 48
 
 DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
     "monitor": (None, "", {
-        SMALLEST: "gpus / processes / runs",
+        SMALLEST: "gpus / runs",
+        SMALL: "gpus / processes / runs",
         LARGEST: "gpus / processes / runs",
     }),
     "run": (LIVE_RUN, "", {

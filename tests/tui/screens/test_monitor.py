@@ -49,7 +49,7 @@ def test_monitor_picked_gpus_fill_form(demo_runs_folder: Path) -> None:
         await press(pilot, "down", "j", "space", "down", "space")
         assert visible_text(pilot, "#gpus").count("◆") == 2
         assert "selected: 2, 3" in visible_text(pilot, "#gpus")
-        assert "n new run on 2, 3" in visible_text(pilot, "Keys")
+        assert "n run on 2, 3" in visible_text(pilot, "Keys")
         await press(pilot, "n")
         assert "gputrain run digits --gpus 2,3" in visible_text(pilot, "#command")
 
@@ -107,6 +107,36 @@ def test_monitor_lists_waiting_run_that_cannot_be_opened(demo_runs_folder: Path)
         assert "waits for GPUs" in toasts(pilot)[-1]
 
     drive(demo_app(demo_runs_folder), act, (120, 34))
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("s", f"Stop {LIVE_RUN}?"),
+        ("l", f"Log of {LIVE_RUN}"),
+        ("D", f"{LIVE_RUN} is running and cannot be deleted"),
+        ("A", f"Archive {LIVE_RUN}?"),
+    ],
+)
+def test_monitor_changes_run_under_the_cursor(demo_runs_folder: Path, key: str, shown: str) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, key)
+        assert "Select a run of gputrain first" in toasts(pilot)[-1] and " stop" not in visible_text(pilot, "Keys")
+        await press(pilot, "tab", "tab")
+        assert "s stop  p pause" in visible_text(pilot, "Keys")
+        await press(pilot, key)
+        assert shown in visible_text(pilot) or shown in toasts(pilot)[-1]
+
+    drive(demo_app(demo_runs_folder, demo=None), act, WIDE)
+
+
+def test_footer_of_the_smallest_monitor_offers_a_script(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "F2 script" in visible_text(pilot, "Keys")
+        await press(pilot, "down", "down", "space", "down", "space")
+        assert "n run on 2, 3  F2 script" in visible_text(pilot, "Keys")
+
+    drive(demo_app(demo_runs_folder), act, (60, 20))
 
 
 def test_monitor_shows_sweep_as_one_row_that_opens_it_and_is_marked_as_its_trials(tmp_path: Path) -> None:

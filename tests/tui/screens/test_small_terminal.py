@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from textual import events
-from textual.command import CommandPalette
 from textual.pilot import Pilot
 
 from engine.runs.events import RunFinished
@@ -35,10 +34,10 @@ def test_hidden_screen_takes_no_keys_but_those_for_help_and_quit(demo_runs_folde
     async def act(pilot: Pilot[None]) -> None:
         app = pilot.app
         theme = app.theme
-        await press(pilot, "n", "r", "Q", "t", "ctrl+p", "tab", "enter", "space", "slash", "ctrl+k", "escape")
+        await press(pilot, "n", "r", "Q", "t", "tab", "enter", "space", "slash", "ctrl+k", "escape")
         assert isinstance(app.screen, MonitorScreen) and len(app.screen_stack) == 1
         assert app.theme == theme
-        await press(pilot, "question_mark", "j", "ctrl+p")
+        await press(pilot, "question_mark", "j")
         assert isinstance(app.screen, HelpDialog)
         assert "Keys" in visible_text(pilot)
         await press(pilot, "escape")
@@ -83,17 +82,6 @@ def test_hidden_dialog_takes_no_keys(demo_runs_folder: Path) -> None:
         assert isinstance(pilot.app.screen, RunScreen)
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, LARGE)
-
-
-def test_small_terminal_closes_command_palette(demo_runs_folder: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "ctrl+p")
-        assert CommandPalette.is_open(pilot.app)
-        await resize(pilot, SMALL)
-        assert not CommandPalette.is_open(pilot.app)
-        assert "too small" in visible_text(pilot)
-
-    drive(demo_app(demo_runs_folder), act, LARGE)
 
 
 def test_ctrl_q_is_no_key(demo_runs_folder: Path) -> None:

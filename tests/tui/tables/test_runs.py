@@ -47,7 +47,8 @@ def text_of(table: FittedTable[RunRow], run: RunRow) -> str:
 
 
 @pytest.mark.parametrize(
-    ("width", "count"), [(12, 0), (24, 1), (76, 6), (116, 10), (156, len(DEFAULT_COLUMNS)), (300, len(DEFAULT_COLUMNS))]
+    ("width", "count"),
+    [(12, 0), (24, 1), (54, 4), (76, 7), (116, 11), (156, len(DEFAULT_COLUMNS)), (300, len(DEFAULT_COLUMNS))],
 )
 def test_table_drops_columns_from_the_right(width: int, count: int) -> None:
     table = fit_run_list([ROW], width, default_fields())

@@ -67,7 +67,7 @@ def test_bars_are_sorted_as_the_values(status: SweepStatus) -> None:
     assert bars == sorted(bars, reverse=True) and bars[0] == max(bars) > bars[-1] >= 1
 
 
-def test_status_names_the_best_trial_and_the_command_that_trains_it_longer(status: SweepStatus) -> None:
+def test_status_names_the_best_trial_and_the_keys_that_go_on(status: SweepStatus) -> None:
     text = " ".join(" ".join(line.plain for line in status_lines(status)).split())
     assert "best val acc 0.9500 in trial 2" in text
-    assert "--epochs 50 --name s-best" in text
+    assert "a trains it longer" in text and "not running, u resumes it" in text
