@@ -3,8 +3,8 @@
 Each saves more than a tenth of the CPU time or of the bytes of a key (`tests/bench/screen.py`):
 - `ShownCells`: Textual writes all cells from the left edge of a widget to those that changed, 27 KB for a move of
   the cursor in charts of 160 columns, and all cells of the terminal when a screen or a dialog opens or closes.
-- `LayeredCompositor`: Textual renders all widgets when one of them changes, a third of the time of a key in a list. It
-  tints each cell behind a dialog, which takes 100 ms for six charts.
+- `LayeredCompositor`: Textual renders all widgets when one of them changes. It tints and sends all that is behind a
+  dialog again: 35 KB/s over the screen of a run of 160x48, compared with 1.5 KB/s.
 - `frame_lines`: Textual looks up the styles of a widget for each of its lines, a third of the time that it takes to
   draw a moved cursor.
 """
