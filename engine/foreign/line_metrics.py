@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from engine.foreign.line_names import (
@@ -44,7 +45,8 @@ MAX_NUMBERS = 128
 """Of a line with more characters or numbers, nothing is read."""
 MAX_TEXT_LENGTH = 400  # before a number; it is prose
 MAX_OBJECTS = 40  # of a line
-MAX_PLANS = 2048
+MAX_PLANS, MAX_FORMS = 2048, 4096
+MAX_FORM_LENGTH, MAX_PLANS_OF_FORM = 1000, 64
 
 # The first character comes first, so that `re` skips all others at once, and the most frequent form behind it. `\d`
 # takes a fifth longer than `[0-9]`.
@@ -99,6 +101,8 @@ _SIGNS = re.compile(
     r"[:=|\[({→：＝｜（│┃━╸╺─█▏▎▍▌▋▊▉]|->|\.\.\.| is |^\W{0,40}(?i:train|val|test|eval)[a-zA-Z]{0,6}\W{0,40}$"
 )
 _WORDS = re.compile(r"(?<![\w./?%<@'-])[A-Za-z]{3,}+")
+_SAME_DIGIT = bytes.maketrans(b"123456789", b"000000000")
+_DIGITS = re.compile("[0-9]+")
 
 
 class Candidate(NamedTuple):
@@ -109,7 +113,7 @@ class Candidate(NamedTuple):
     is_position: bool
 
 
-@dataclass
+@dataclass(slots=True)
 class ParsedLine:
     """The values of a line, and where on the x axes they are as far as the line says so.
 
@@ -135,6 +139,15 @@ class ParsedLine:
     rank: int | None = field(default=None, compare=False)
 
 
+class _Form(NamedTuple):
+    """Lines that differ in digits only: their numbers are at the same places. `fields` returns the numbers of a line,
+    then the digits in its texts, which decide between the `plans`."""
+
+    fields: Callable[[str], tuple[str, ...]]
+    num_numbers: int
+    plans: dict[tuple[str, ...], Plan]
+
+
 class LineParser:
     """Parses the lines of one program."""
 
@@ -145,8 +158,51 @@ class LineParser:
         self._has_decimal_commas = self._has_glued = False
         self._previous = self._group = ""
         """The line before this one, and the word that is the group of the qualified names below it."""
+        self._forms: dict[tuple[bytes, Hashable], _Form | None] = {}
+        """By the line with `0` for all digits. None if there was one such line so far."""
+        self._key: tuple[bytes, Hashable] = (b"", "")
+        self._latest: tuple[str, str, Plan, Sequence[str], re.Pattern[str]] | None = None
+        """The latest line if it has values, what is behind its prefix, its plan, its numbers, and what finds them."""
         self.has_skipped = False
         """Whether a line that looks like metrics was too long."""
+
+    def recall(self, text: str, below: Hashable) -> ParsedLine | None:
+        """Return what a line with values says if it differs in digits only from lines that are remembered, and is below
+        the same."""
+        self._latest, self._key = None, (text.encode(errors="surrogatepass").translate(_SAME_DIGIT), below)
+        form = self._forms.get(self._key)
+        if form is None:
+            return None
+        fields = form.fields(text)
+        plan = form.plans.get(fields[form.num_numbers :])
+        if plan is None or not (line := self._values_of(plan, fields[: form.num_numbers])).values:
+            return None
+        self._previous = text
+        return line
+
+    def remember(self, text: str) -> None:
+        """Keep the form of a line that was not recalled, once there are two such lines."""
+        if self._latest is None or self._latest[0] != text or len(text) > MAX_FORM_LENGTH or text.endswith((":", ": ")):
+            return
+        _, stripped, plan, numbers, pattern = self._latest
+        if self._key not in self._forms:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
+            self._forms[self._key] = None
+            return
+        spans, begin = [match.span(1) for match in pattern.finditer(stripped)], len(text) - len(stripped)
+        # What the prefix, a bar or `1.#QNAN` change is parsed each time.
+        if text[begin:] != stripped or [stripped[slice(*span)] for span in spans] != numbers or "#" in text:
+            return
+        # Behind the first number of a row, its texts are no names.
+        end = len(stripped) if pattern is _NUMBER else spans[0][0]
+        others = _DIGITS.finditer(pattern.sub(lambda match: " " * len(match[0]), stripped), 0, end)
+        # Without the last one, the fields may be no tuple.
+        fields = [slice(begin + start, begin + stop) for start, stop in (*spans, *(match.span() for match in others))]
+        form = self._forms[self._key] or _Form(itemgetter(*fields, slice(0)), len(numbers), {})
+        if len(form.plans) < MAX_PLANS_OF_FORM:
+            form.plans[form.fields(text)[form.num_numbers :]] = plan
+        self._forms[self._key] = form
 
     def parse(self, text: str, context: Context = "") -> ParsedLine | None:
         """Return what a line without colors says; None if it has neither metrics nor a position."""
@@ -156,8 +212,9 @@ class LineParser:
         stripped = strip_prefix(text)
         if stripped is None:
             return None
-        previous, self._previous = self._previous, stripped
+        previous, self._previous = self._previous, text
         if "] = " in stripped and (match := _QUALIFIED.fullmatch(stripped)) is not None:
+            previous = strip_prefix(previous) or ""
             if _QUALIFIED.fullmatch(previous) is None:
                 heading = _HEADING.fullmatch(previous)
                 self._group = f"{heading[1]}/" if heading is not None else ""
@@ -167,7 +224,7 @@ class LineParser:
             for part, pattern, replacement in _REWRITTEN:
                 stripped = pattern.sub(replacement, stripped) if part in stripped else stripped
         if "{" in stripped and 0 <= stripped.find("{") < stripped.rfind("}"):
-            return self._parse_object(stripped)
+            return self._parse_object(text, stripped)
         if self._has_glued:
             stripped = _GLUED.sub(r"\g<0> ", stripped)
         texts, numbers = _split(stripped)
@@ -186,11 +243,8 @@ class LineParser:
             plan = make_plan(texts, context) if numbers or source_of(stripped) else Plan()
             self._keep(plan, shape, "axis" if plan.has_axis else context)
         if plan.is_accepted or plan.may_be_learned:
-            line = self._read(plan, numbers)
-            if not plan.is_accepted:
-                candidate = _candidate(line, has_axis=plan.has_axis)
-                line.candidate = None if candidate.names in self._learned else candidate
-            return line
+            self._latest = (text, stripped, plan, numbers, _NUMBER)
+            return self._values_of(plan, numbers)
         return replace(self._read(plan, numbers), values={}) if plan.is_heading else None
 
     def _keep(self, plan: Plan, shape: str, context: Context | Literal["axis", "object"]) -> None:
@@ -206,6 +260,18 @@ class LineParser:
     def learn(self, candidate: Candidate) -> None:
         """Take the unknown names of a candidate as metrics from now on."""
         self._learned.add(candidate.names)
+
+    def read_row(self, text: str, plan: Plan, numbers: Sequence[str], pattern: re.Pattern[str]) -> ParsedLine:
+        """Return the values of a row of a table. The pattern finds its numbers."""
+        self._latest = (text, text, plan, numbers, pattern)
+        return self._read(plan, numbers)
+
+    def _values_of(self, plan: Plan, numbers: Sequence[str]) -> ParsedLine:
+        line = self._read(plan, numbers)
+        if not plan.is_accepted:
+            candidate = _candidate(line, has_axis=plan.has_axis)
+            line.candidate = None if candidate.names in self._learned else candidate
+        return line
 
     def _read(self, plan: Plan, texts: Sequence[str]) -> ParsedLine:
         number_at = self._converted(texts)
@@ -252,15 +318,17 @@ class LineParser:
         number = parse_number(text.replace(",", "." if is_decimal else ""))
         return math.nan if number is None else number
 
-    def _parse_object(self, stripped: str) -> ParsedLine | None:
+    def _parse_object(self, text: str, stripped: str) -> ParsedLine | None:
         """Return the numbers of an object of JSON or Python. The text before it may have a position."""
         parts = _NUMBER.split(stripped)
         numbers, shape = parts[1::2], "\0".join(parts[::2])
         plan = self._plans.get((shape, "object"))
         if plan is not None:
+            self._latest = (text, stripped, plan, numbers, _NUMBER) if plan.is_accepted else None
             return self._read(plan, numbers) if plan.is_accepted else None
-        before, text = stripped[: stripped.find("{")], stripped[stripped.find("{") : stripped.rfind("}") + 1]
-        row = _read_object(text) or _read_objects(before + text)
+        begin, end = stripped.find("{"), stripped.rfind("}") + 1
+        before, braces = stripped[:begin], stripped[begin:end]
+        row = _read_object(braces) or _read_objects(before + braces)
         if not row:
             return None
         columns = Columns.find(row)
@@ -272,7 +340,7 @@ class LineParser:
         # Mostly, the numbers of the text are those of the object, in all lines of the shape.
         row_numbers = [*numbers_before, *map(repr, row.values())]
         plan.has_exact_epoch = columns.epoch is not None
-        source = source_of(before) or next(map(source_of, _SPLIT.findall(text)), "")
+        source = source_of(before) or next(map(source_of, _SPLIT.findall(braces)), "")
         plan.is_training, plan.source = source == "train", "" if source == "train" else source
         for index, name in enumerate(row, len(numbers_before)):
             if name == columns.step:

@@ -16,7 +16,7 @@ from engine.foreign.line_names import is_held_out, with_source
 from engine.foreign.line_plan import Context
 from engine.foreign.output_lines import JoinedLines
 from engine.foreign.output_ranks import PrintedRanks
-from engine.foreign.output_tables import Tables
+from engine.foreign.output_tables import CELL_IN_ROW, Tables
 from engine.foreign.points import Point
 from engine.foreign.reading import MAX_STEP, MetricNames
 from engine.foreign.user_patterns import UserPattern
@@ -102,7 +102,7 @@ class OutputMetrics:
         if self._pending and self._pending[line]:
             self._pending[line] -= 1
             return []
-        return self._points_of_lines(self._whole_lines(line), below, is_final=True) or []
+        return self._read(line, below, is_final=True) or []
 
     def feed_pending(self, lines: Sequence[str]) -> list[Point]:
         """Return the points of lines that may still change, a few times per second at most."""
@@ -120,7 +120,7 @@ class OutputMetrics:
             if earlier[line]:
                 earlier[line] -= 1
             else:
-                found = self._points_of_lines(self._whole_lines(line), lines[index + 1 :], is_final=False)
+                found = self._read(line, lines[index + 1 :], is_final=False)
                 if found is None or (not found and _parse_counter(line) is not None):
                     # It is to be read again when it is final.
                     continue
@@ -133,6 +133,28 @@ class OutputMetrics:
         points = self._points_of_lines(self._joined.end(), (), is_final=True) or []
         last_batch, self._last_batch = self._last_batch, []
         return points + last_batch
+
+    def _read(self, line: str, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
+        """Return the points of a line. Most lines differ from an earlier one in digits only, and mean the same."""
+        heading, parsed = self._tables.heading, None
+        is_plain = not (self._block_lines or self._skips_next or self._joined.is_holding)
+        if is_plain:
+            if not line and heading is None:
+                self._record_lines = max(self._record_lines - 1, 0)
+                return []
+            parsed = self._parser.recall(line, heading or ("record" if self._record_lines else ""))
+        if parsed is None:
+            points = self._points_of_lines(self._whole_lines(line), below, is_final=is_final)
+            is_same = heading is self._tables.heading and (heading is None or not self._tables.num_other)
+            if is_plain and is_same and not (self._patterns or self._ranks.may_be_labeled):
+                self._parser.remember(line)
+            return points
+        if heading is not None:
+            self._tables.num_other = 0
+        else:
+            has_position = parsed.step is not None or parsed.epoch is not None
+            self._record_lines = MAX_RECORD_LINES if has_position else max(self._record_lines - 1, 0)
+        return self._points_of_line(parsed, below, is_final=is_final)
 
     def _whole_lines(self, line: str) -> Iterator[str | ParsedLine]:
         """Return the lines that are whole now, or what the pattern of the user that matches a line finds."""
@@ -148,15 +170,18 @@ class OutputMetrics:
         points: list[Point] | None = []
         for line in lines:
             parsed = self._parse(line) if isinstance(line, str) else line
-            if parsed is None or (parsed.rank is not None and not self._ranks.counts(parsed.rank)):
-                continue
-            if not parsed.values:
-                self._note_heading(parsed, is_final=is_final)
-            elif (found := self._points_of(parsed, below, is_final=is_final)) is None:
-                points = points or None
-            else:
-                points = (points or []) + found
+            if parsed is not None:
+                found = self._points_of_line(parsed, below, is_final=is_final)
+                points = (points or None) if found is None else (points or []) + found
         return points
+
+    def _points_of_line(self, parsed: ParsedLine, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
+        if parsed.rank is not None and not self._ranks.counts(parsed.rank):
+            return []
+        if parsed.values:
+            return self._points_of(parsed, below, is_final=is_final)
+        self._note_heading(parsed, is_final=is_final)
+        return []
 
     def _learn(self, candidate: Candidate, points: list[Point]) -> list[Point]:
         """Return the points of lines of one shape with unknown names, once there are some whose steps grow."""
@@ -170,7 +195,8 @@ class OutputMetrics:
         return [point for _, each in self._candidates.pop(candidate.names) for point in each]
 
     def _points_of(self, parsed: ParsedLine, below: Sequence[str], *, is_final: bool) -> list[Point] | None:
-        self._inherit_source(parsed)
+        if self._source or parsed.held_out:
+            self._inherit_source(parsed)
         if parsed.total:
             self._note_loop(parsed)
         has_own_counter = parsed.held_out and self._has_own_counter(parsed)
@@ -265,9 +291,10 @@ class OutputMetrics:
         may_be_again = parsed.total is None and not is_last_batch
         for name, value in (parsed.values if parsed.total is None else self._without_repeated(parsed)).items():
             before = self._kinds.get(name, latest)
-            is_again = may_be_again and before[0] == step
-            is_summary = is_again and (before[1] != latest[1] or before[2] > latest[2])
-            self._has_summary = self._has_summary or is_summary
+            is_summary = False
+            if may_be_again and before is not latest and before[0] == step:
+                is_summary = before[1] != latest[1] or before[2] > latest[2]
+                self._has_summary = self._has_summary or is_summary
             if not (is_summary or is_last_batch):
                 self._kinds[name] = latest
             if (known := self._names.get(f"summary/{name}" if is_summary else name)) is not None:
@@ -288,7 +315,7 @@ class OutputMetrics:
 
     def _parse(self, text: str) -> ParsedLine | None:
         if (row := self._tables.read(text)) is not None:
-            return row
+            return self._parser.read_row(text, *row, CELL_IN_ROW)
         context: Context = ""
         if self._record_lines:
             self._record_lines -= 1

@@ -36,14 +36,15 @@ class PrintedRanks:
         """The first worker of each name: that of the trainer prints no metrics."""
         self.has_skipped = False
         """Whether lines of other ranks or workers were skipped."""
-        self._is_labeled = True
+        self.may_be_labeled = True
+        """Whether the lines may begin with the rank alone."""
         self._last_label: int | None = None
         self._has_labels = False
 
     def strip(self, line: str) -> list[str]:
         """Return the lines that count now, without their rank."""
         if (line[:1].isalpha() and line[:1] not in "wr") or line[:1] == "{":
-            self._is_labeled = False
+            self.may_be_labeled = False
             return [line]
         worker = _WORKER.match(line)
         if worker is not None:
@@ -59,12 +60,12 @@ class PrintedRanks:
         inner = _INNER_RANK.search(line, 0, MAX_PREFIX_CHARS) if "] " in line else None
         if inner is not None:
             return self._of_rank(int(inner[inner.lastgroup or 0]), line[: inner.start() + 2] + line[inner.end() :])
-        if not self._is_labeled or (label := _LABEL.match(line)) is None:
-            self._is_labeled = self._is_labeled and not line.strip()
+        if not self.may_be_labeled or (label := _LABEL.match(line)) is None:
+            self.may_be_labeled = self.may_be_labeled and not line.strip()
             return [line]
         number = int(label[1])
         # A script may begin its lines with a step: that does not go back again and again.
-        if self._is_labeled and self._last_label is not None and number < self._last_label:
+        if self.may_be_labeled and self._last_label is not None and number < self._last_label:
             self._has_labels = True
         self._last_label = number
         return self._of_rank(number, line[label.end() :]) if self._has_labels else [line]

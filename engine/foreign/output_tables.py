@@ -9,10 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.foreign.line_metrics import MAX_LINE_LENGTH, ParsedLine
+from engine.foreign.line_metrics import MAX_LINE_LENGTH
 from engine.foreign.line_names import is_position, is_result, is_source, is_weak_result, source_of, with_source
+from engine.foreign.line_plan import Plan, StepNumber
 from engine.foreign.line_prefix import strip_prefix
-from engine.foreign.reading import EPOCH_NAMES, first_column, to_epoch, to_step
+from engine.foreign.reading import EPOCH_NAMES, first_column
 
 MIN_HEADING_COLUMNS = 3  # two where the columns are marked
 MAX_OTHER_LINES = 100  # below a heading, until a table is over
@@ -26,6 +27,7 @@ _CELL = re.compile(
     r"(?P<rest>/\d+|\s?%|\s?\([\d.%]+\)|\s?[A-Za-zµ]{1,3}(?:/\w{1,5})?)?",
     re.IGNORECASE,
 )
+CELL_IN_ROW = re.compile(rf"(?<![^\s,|│┃]){_CELL.pattern}(?![^\s,|│┃])", re.IGNORECASE)
 _COLUMNS = re.compile(r"\s{2,}|\t")
 _COMMAS = re.compile(",")
 _LABEL = re.compile(r"^[\w.]{1,40}: ")
@@ -41,7 +43,7 @@ _STEP_COLUMNS = (
 _EPOCH_COLUMNS = (*EPOCH_NAMES, "e")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Heading:
     names: list[str]
     separator: re.Pattern[str]
@@ -58,30 +60,32 @@ class Tables:
     """The table that the latest lines belong to."""
 
     def __init__(self) -> None:
-        self._heading: _Heading | None = None
-        self._num_other = 0
+        self.heading: _Heading | None = None
+        """The heading of a table that is not over."""
+        self.num_other = 0
+        """Lines below the latest row."""
 
-    def read(self, text: str) -> ParsedLine | None:
-        """Return the values of a row; None if the line is no row of the latest heading."""
-        if self._heading is None or len(text) > MAX_LINE_LENGTH:
+    def read(self, text: str) -> tuple[Plan, list[str]] | None:
+        """Return what a row means, and its numbers; None if the line is no row of the latest heading."""
+        if self.heading is None or len(text) > MAX_LINE_LENGTH:
             return None
-        row = _row(_cells(text, self._heading.separator), self._heading)
-        self._num_other = 0 if row is not None else self._num_other + 1
-        if self._num_other > (MAX_OTHER_LINES if self._heading.is_sure else 2):
-            self._heading = None
+        row = _row(_cells(text, self.heading.separator), self.heading)
+        self.num_other = 0 if row is not None else self.num_other + 1
+        if self.num_other > (MAX_OTHER_LINES if self.heading.is_sure else 2):
+            self.heading = None
         return row
 
     def is_heading(self, text: str) -> bool:
         """Note the heading of a table, and the line below it."""
         if len(text) > MAX_LINE_LENGTH:
             return False
-        if self._heading is not None and self._num_other == 0 and _UNDERLINE.fullmatch(text):
-            self._heading.is_sure = True
+        if self.heading is not None and self.num_other == 0 and _UNDERLINE.fullmatch(text):
+            self.heading.is_sure = True
             return True
         heading = _parse_heading(text)
         if heading is None:
             return False
-        self._heading, self._num_other = heading, 0
+        self.heading, self.num_other = heading, 0
         return heading.is_sure
 
 
@@ -142,8 +146,8 @@ def _number_of(cell: str) -> str:
     return match["number"] if (match := _CELL.fullmatch(cell)) is not None else ""
 
 
-def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:
-    """Return the values of a row. It may have a cell more than the heading has names: a label, or the index."""
+def _row(cells: Sequence[str], heading: _Heading) -> tuple[Plan, list[str]] | None:
+    """Return what a row means. It may have a cell more than the heading has names: a label, or the index."""
     names, label = heading.names, ""
     if heading.separator is _COLUMNS and len(cells) not in (len(names), len(names) + 1):
         cells = " ".join(cells).split()
@@ -151,21 +155,29 @@ def _row(cells: Sequence[str], heading: _Heading) -> ParsedLine | None:
         label, *cells = cells
     if len(cells) != len(names):
         return None
-    texts = {name: number for name, cell in zip(names, cells, strict=True) if (number := _number_of(cell))}
     is_summary = _SUMMARY.fullmatch(label or cells[0]) is not None
     is_index = label.isdigit() and "support" not in names
+    numbers, found = [label] if is_index else [], dict[str, int]()
+    for name, cell in zip(names, cells, strict=True):
+        if number := _number_of(cell):
+            found[name] = len(numbers)
+            numbers.append(number)
     is_labeled = is_summary or (bool(label) and heading.are_sources)
-    if not (is_labeled or is_index if label else is_labeled or names[0] in texts or heading.step in texts):
+    if not (is_labeled or is_index if label else is_labeled or names[0] in found or heading.step in found):
         return None
-    if len(texts) * 2 < len(cells):
+    if len(found) * 2 < len(cells):
         return None
-    values = {name: float(number) for name, number in texts.items()}
-    epoch, step = values.pop(heading.epoch or "", None), values.pop(heading.step or "", None)
-    step = float(label) if is_index and step is None else step
-    line = ParsedLine(held_out=is_summary, epoch=to_epoch(epoch), step=to_step(step))
-    for name, value in values.items():
-        if label and heading.are_sources:
-            line.values[with_source(label, source_of(name))] = value
-        elif name in heading.results or ("." in texts[name] and not is_position(name)):
-            line.values[f"{label}/{name}".replace(" ", "_") if label and is_summary else name] = value
-    return line if line.values else None
+    plan = Plan(held_out=is_summary, is_accepted=True)
+    for name, index in found.items():
+        if name == heading.epoch:
+            plan.epoch = index
+        elif name == heading.step:
+            plan.steps = [StepNumber(index)]
+        elif label and heading.are_sources:
+            plan.pairs.append((with_source(label, source_of(name)), index, 1.0))
+        elif name in heading.results or ("." in numbers[index] and not is_position(name)):
+            full_name = f"{label}/{name}".replace(" ", "_") if label and is_summary else name
+            plan.pairs.append((full_name, index, 1.0))
+    if is_index and not plan.steps:
+        plan.steps = [StepNumber(0)]
+    return (plan, numbers) if plan.pairs else None

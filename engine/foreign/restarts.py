@@ -34,7 +34,7 @@ class Restarts:
 
     def add_points(self, points: Sequence[Point], reading: Reading) -> None:
         """Add points of any steps to a reading, as one row for each step."""
-        if len(points) < 2:
+        if len({point.step for point in points}) < 2:
             self.add_row(points, reading)
             return
         for _, row in groupby(points, attrgetter("step")):
@@ -55,9 +55,11 @@ class Restarts:
             self._highest = {name: min(self._highest[name], step - 1) for name in self._lowest}
         self._is_expected = False
         for point in points:
-            if step > self._highest.setdefault(point.name, step):
+            highest = self._highest.get(point.name)
+            if highest is None:
+                self._lowest[point.name] = step
+            if highest is None or step > highest:
                 self._highest[point.name] = step
-            self._lowest.setdefault(point.name, step)
         reading.points.extend(points)
 
     def _is_restart(self, points: Sequence[Point], step: int) -> bool:

@@ -468,3 +468,17 @@ def test_row_of_a_box_of_any_width_is_read_quickly() -> None:
     began = time.process_time()
     OutputMetrics().feed("| a | " + " " * 3900 + "}")
     assert time.process_time() - began < 0.1
+
+
+def test_digits_in_names_tell_lines_of_one_form_apart() -> None:
+    lines = [f"step {step} acc@{k} 0.{step}" for step in (1, 2, 3, 4) for k in (1, 5)]
+    points = feed(OutputMetrics(), *lines)
+    assert points == [Point(f"acc@{k}", step, step / 10) for step in (1, 2, 3, 4) for k in (1, 5)]
+
+
+def test_lines_of_one_form_are_read_with_what_is_above_them() -> None:
+    metrics = OutputMetrics()
+    lines = [f"loss: 0.{step}" for step in (1, 2, 3)]
+    feed(metrics, "hello", *lines)
+    assert feed(metrics, "[rank1]: loss: 0.4") == feed(metrics, "[rank0]: loss: 0.5")[1:] == []
+    assert [point.step for point in feed(metrics, "step 40 loss: 0.6", "loss: 0.7")] == [40, 40]
