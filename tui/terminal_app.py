@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.theme import ThemeStackError
-from textual import constants, events, on
+from textual import constants
 from textual.app import App
 from textual.screen import Screen
 
@@ -20,7 +20,7 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.terminal_driver import TerminalDriver, has_job_control
-from tui.textual_internals import ShownCells
+from tui.textual_internals import changed_cells
 from tui.theme import initial_palette, save_palette, settle_terminal_type, textual_theme
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class TerminalApp(App[None]):
 
     def __init__(self) -> None:
         settle_terminal_type()
-        self._shown = ShownCells()
         palette = initial_palette()
         # Textual renders NO_COLOR in shades of gray unless ANSI colors are requested before it reads the theme.
         super().__init__(
@@ -123,19 +122,4 @@ class TerminalApp(App[None]):
             self.show_toast(Problem("", "No shell would continue the screen: Ctrl-Z has no effect", code="no-effect"))
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
-        if renderable is not None and not self.is_headless:
-            renderable = self._shown.changes(renderable, self.console)
-        super()._display(screen, renderable)
-
-    def on_mount(self) -> None:
-        self.app_resume_signal.subscribe(self, self._redraw)
-
-    def _redraw(self, _: App[Any]) -> None:
-        """Draw all cells again, because another program wrote to the terminal or output to it was dropped."""
-        self._shown.clear()
-        self.refresh()
-
-    @on(events.Resize)
-    def _forget_cells(self) -> None:
-        """A terminal that is resized may move or drop what it shows."""
-        self._shown.clear()
+        super()._display(screen, changed_cells(renderable))

@@ -254,7 +254,7 @@ class TerminalDriver(LinuxDriver):
         """File descriptor of the terminal."""
         # `tui.characters` has set how it is encoded.
         self._stream = sys.__stderr__ or sys.stderr
-        self._output = Output(self._stream.fileno(), self._redraw)
+        self._output = Output(self._stream.fileno(), lambda: self._in_loop(app.refresh))
         # Textual's input thread reads `fileno`, all else the terminal.
         self._keys, self._typed = os.pipe()
         os.set_blocking(self._typed, False)
@@ -268,9 +268,6 @@ class TerminalDriver(LinuxDriver):
         # The loop is closed when the screen has ended.
         with suppress(RuntimeError):
             self._event_loop.call_soon_threadsafe(function)
-
-    def _redraw(self) -> None:
-        self._in_loop(lambda: self._textual_app.post_message(self.SignalResume()))
 
     def write(self, data: str) -> None:
         self._output.write(data.encode(self._stream.encoding, self._stream.errors or "replace"))
@@ -368,7 +365,7 @@ class TerminalDriver(LinuxDriver):
             self.suspend_application_mode()
         self._suspended = False
         self.resume_application_mode()
-        self._redraw()
+        self._in_loop(self._textual_app.refresh)
 
 
 def has_job_control() -> bool:

@@ -29,7 +29,6 @@ from tui.palette import ACCENT, NOTICE
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.run_lists import RunListPoller
 from tui.pollers.watched import Poller, RefreshIntervals
-from tui.textual_internals import layer, refresh_below
 from tui.widgets.entry import TextEntry
 from tui.widgets.keys import Keys
 from tui.widgets.lines import escape_markup
@@ -105,14 +104,6 @@ class ResizableScreen(Screen[Result], Generic[Result]):
     """Whether the screen is shown, and takes keys, however small the terminal is."""
 
     _hidden_focus: Widget | None = None
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        layer(self)
-
-    def _compositor_refresh(self) -> None:
-        if not refresh_below(self):
-            super()._compositor_refresh()
 
     async def on_event(self, event: events.Event) -> None:
         # A layout of a new size makes Textual send the screen a `Resize` of that size. While two sizes wait, each

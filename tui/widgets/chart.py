@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from engine.utils.text import pluralize
 from engine.utils.units import UNKNOWN, format_number
-from tui.charts.plot import Curve, Plot, PlotWindow, plot
+from tui.charts.plot import Curve, Piece, Plot, PlotWindow, plot
 from tui.palette import theme_variable
 from tui.widgets.lines import Lines, escape_markup
 
@@ -74,9 +74,10 @@ class ChartPanel(Lines):
         if self.size.width > 0:
             before, self.drawn_plot = self.drawn_plot, plot(self.curves, self.window, self.size.width, self.size.height)
             rows = enumerate(zip_longest(before.rows, self.drawn_plot.rows, fillvalue=()))
-            # Without a region, Textual would redraw the frame, too.
-            if regions := [Region(0, y, self.size.width, 1) for y, (old, new) in rows if old != new]:
-                self.refresh(*regions)
+            changes = [_changed_region(y, old, new) for y, (old, new) in rows if old != new]
+            if any(changes):
+                # Without a region, Textual would redraw the frame, too.
+                self.refresh(*filter(None, changes))
 
     def _move_cursor(self) -> None:
         """Redraw the columns that the cursor leaves and enters."""
@@ -204,3 +205,25 @@ def _replace_cell(strip: Strip, column: int, cell: Segment) -> Strip:
         parts = [Segment(first, segment.style), cell, Segment(last, segment.style)]
         segments += [part for part in parts if part.text]
     return Strip(segments, strip.cell_length)
+
+
+def _changed_region(y: int, old: Sequence[Piece], new: Sequence[Piece]) -> Region:
+    """Return the cells of a line from the first to the last one that differs."""
+    width = max(sum(len(text) for text, _ in row) for row in (old, new))
+    first = _equal_columns(old, new)
+    end = width - _equal_columns(
+        [(text[::-1], style) for text, style in reversed(old)], [(text[::-1], style) for text, style in reversed(new)]
+    )
+    return Region(first, y, max(end - first, 0), 1)
+
+
+def _equal_columns(old: Sequence[Piece], new: Sequence[Piece]) -> int:
+    """Return the number of cells at the beginning of two lines that are equal."""
+    columns = 0
+    for (before, old_style), (after, new_style) in zip(old, new, strict=False):
+        length = min(len(before), len(after)) if old_style == new_style else 0
+        equal = next((column for column in range(length) if before[column] != after[column]), length)
+        columns += equal
+        if not equal == len(before) == len(after):
+            break
+    return columns

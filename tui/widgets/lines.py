@@ -198,17 +198,32 @@ class Lines(ScrollView, can_focus=True):
             found = find_row(rows, key)
             self._cursor = found if found is not None else min(self._cursor, max(len(rows) - 1, 0))
         self._update_virtual_size()
-        changed = [
-            y
-            for y, (old, new) in enumerate(zip(before, self._visible_lines(), strict=True))
+        after, width = self._visible_lines(), self.text_width
+        changes = (
+            self._changed_region(y, width, old, new)
+            for y, (old, new) in enumerate(zip(before, after, strict=True))
             if old != new or old[0].style != new[0].style
-        ]
-        if changed:
-            self.refresh(*(Region(0, y, self.text_width, 1) for y in changed))
+        )
+        if regions := [region for region in changes if region]:
+            self.refresh(*regions)
 
     def set_texts(self, texts: Sequence[Text], header: Sequence[Text] = ()) -> None:
         """Replace the rows by plain lines, identified by their position."""
         self.set_rows([KeyedRow(str(index), text) for index, text in enumerate(texts)], header)
+
+    def _changed_region(self, y: int, width: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> Region:
+        """Return the cells of a line from the first to the last one that differs."""
+        first, end = 0, width
+        before, after = old[0], new[0]
+        same_style = old[1] == new[1] and before.style == after.style
+        # Where no character is two cells wide, the index of a character is its column.
+        if same_style and len(before) == len(after) == before.cell_len == after.cell_len:
+            changed = [column for column, (a, b) in enumerate(zip(before.plain, after.plain, strict=True)) if a != b]
+            for span in set(before.spans) ^ set(after.spans):
+                changed += [span.start, span.end - 1]
+            if changed:
+                first, end = min(changed), min(max(changed) + 1, end)
+        return Region(first, y, max(end - first, 0), 1)
 
     def _visible_lines(self) -> list[tuple[Text, bool]]:
         """Return each visible line, and whether the cursor is on it."""
@@ -321,14 +336,13 @@ class Lines(ScrollView, can_focus=True):
         old_index, old_top = self._cursor, self.scroll_offset.y
         self._cursor = index
         self.scroll_to_cursor()
-        # The screen draws what depends on the cursor first: both are one update then.
-        self.screen.post_message(self.Moved(self))
         if self.scroll_offset.y == old_top:
-            tops = [len(self._header) + row * self._row_height - int(old_top) for row in (old_index, index)]
-            regions = [Region(0, y, self.text_width, self._row_height) for y in tops]
-            self.screen.call_later(self.refresh, *regions)
+            for changed in (old_index, index):
+                y = len(self._header) + changed * self._row_height - int(old_top)
+                self.refresh(Region(0, y, self.text_width, self._row_height))
         else:
             self.refresh()
+        self.post_message(self.Moved(self))
 
     def select_key(self, key: str) -> None:
         """Move the cursor to a row, if it exists."""

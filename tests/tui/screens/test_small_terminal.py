@@ -73,7 +73,7 @@ def test_hidden_dialog_takes_no_keys(demo_runs_folder: Path) -> None:
         dialog = pilot.app.screen
         assert isinstance(dialog, ChoiceDialog)
         await resize(pilot, SMALL)
-        assert "too small" in visible_text(pilot) and dialog.query(".dialog").first().size.height == 0
+        assert visible_text(pilot).strip() == ""
         assert pilot.app.screen_stack[-2].query_one("#too-small").display
         await press(pilot, "down", "enter", "escape")
         assert pilot.app.screen is dialog
