@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.schema import Config
 from engine.gpus.reservation import Reservation, user_lock
-from engine.launch.handshake import find_run_of_agents
+from engine.launch.handshake import continue_run_of_agents
+from engine.launch.request import RunRequest
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.ownership import Ownership, claim_run
@@ -99,7 +101,8 @@ def test_runs_listing_ignores_odd_entries(gputrain: Gputrain) -> None:
     (root / "closed").mkdir(mode=0)
     assert find_run(root, "last").name == "good"
     assert len(list_runs(root)) == 3
-    assert find_run_of_agents(root, ["gone"]) is None
+    request = RunRequest(Config(), root, "x", agents=("gone",))
+    assert continue_run_of_agents(request) is request
     listed = gputrain("runs")
     assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 4)
     assert "\x1b" not in listed.stdout

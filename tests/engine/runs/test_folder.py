@@ -15,7 +15,8 @@ import pytest
 
 from engine.config.run_name import name_from_stem
 from engine.config.schema import Config
-from engine.launch.handshake import find_run_of_agents
+from engine.launch.handshake import continue_run_of_agents
+from engine.launch.request import RunRequest
 from engine.runs import ownership as ownership_module
 from engine.runs.claim import Claim
 from engine.runs.control import send_request
@@ -352,9 +353,10 @@ def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:
 def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
     write_record(folder.owner, Claim(host="here", agents=("agent-1",)))
-    assert find_run_of_agents(tmp_path, ["agent-1"]) == folder
+    request = RunRequest(Config(), tmp_path, "x", agents=("agent-1",))
+    assert continue_run_of_agents(request).config.run.name == folder.name
     make_foreign(folder)
-    assert find_run_of_agents(tmp_path, ["agent-1"]) is None
+    assert continue_run_of_agents(request) is request
 
 
 def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
