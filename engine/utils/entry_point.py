@@ -114,6 +114,14 @@ def reported_faults() -> Iterator[None]:
                 ExitCode.USAGE_ERROR,
                 code="not-found",
             )
+        # Signals go to the PIDs that /proc lists: in another PID namespace, these are other processes.
+        if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":
+            _exit_with(
+                "/proc is not mounted, or belongs to another PID namespace; mount it with `mount -t proc proc /proc`, "
+                "or start the namespace with `unshare --mount-proc`",
+                ExitCode.USAGE_ERROR,
+                code="not-supported",
+            )
         try:
             yield
         finally:

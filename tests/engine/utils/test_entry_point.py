@@ -85,6 +85,24 @@ def test_exhausted_descriptors_are_reported_in_one_sentence(tmp_path: Path) -> N
     assert done.returncode == 1 and reports(done.stderr, "limit-too-low", "`ulimit -n 1024`")
 
 
+@pytest.mark.parametrize("options", ["-Urpf", "-Urm"], ids=["of another namespace", "not mounted"])
+def test_unusable_proc_is_reported_before_a_command_begins(tmp_path: Path, options: str) -> None:
+    unshare = [shutil.which("unshare") or "unshare", options, "--kill-child"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("unprivileged namespaces are not available")
+    cover = "mount -t tmpfs none /proc; " if options == "-Urm" else ""
+    command = [*unshare, "sh", "-c", f'{cover}exec "$@"', "sh", sys.executable, "-P", "-c"]
+    done = subprocess.run(
+        [*command, BEGIN + "with reported_faults(): print('begun')"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert reports(done.stderr, "not-supported", "`mount -t proc proc /proc`")
+
+
 BLOCK_IN_C = READY + "sum(range(1 << 60))"
 BLOCK_IN_COMMAND = f"""
 with reported_faults():
@@ -120,7 +138,7 @@ def test_sigint_lets_a_command_clean_up_and_shows_no_traceback() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_the_first_process_of_a_container(number: int) -> None:
-    unshare = [shutil.which("unshare") or "unshare", "-Urpf", "--kill-child"]
+    unshare = [shutil.which("unshare") or "unshare", "-Urpf", "--mount-proc", "--kill-child"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("unprivileged PID namespaces are not available")
     program = BEGIN + f"with reported_faults():\n    assert os.getpid() == 1\n    os.kill(1, {number})\n"
