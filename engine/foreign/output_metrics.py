@@ -320,7 +320,7 @@ class OutputMetrics:
         if self._record_lines:
             self._record_lines -= 1
             is_below = self._block_lines > 0 and text[:1].isspace()
-            self._block_lines = self._block_lines - 1 if is_below or not text.strip() else 0
+            self._block_lines = max(self._block_lines - 1, 0) if is_below or not text.strip() else 0
             context = "block" if is_below else "record"
         line = self._parser.parse(text, context)
         if (line is None or not line.values) and self._tables.is_heading(text):

@@ -482,3 +482,7 @@ def test_lines_of_one_form_are_read_with_what_is_above_them() -> None:
     feed(metrics, "hello", *lines)
     assert feed(metrics, "[rank1]: loss: 0.4") == feed(metrics, "[rank0]: loss: 0.5")[1:] == []
     assert [point.step for point in feed(metrics, "step 40 loss: 0.6", "loss: 0.7")] == [40, 40]
+
+
+def test_blank_lines_below_a_heading_end_no_block() -> None:
+    assert steps_of("Epoch 1:", "done", " ", "  loss: 0.5", "  step: 40", "done") == [(40, 0.5)]
