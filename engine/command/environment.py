@@ -27,7 +27,7 @@ SLURM_PREFIX = "SLURM_"
 MARKER_VARIABLE = "GPUTRAIN_RUN_ID"
 OWN_VARIABLES = frozenset({MARKER_VARIABLE, "GPUTRAIN_METRICS"})
 # torchrun takes each option that it is not given from PET_<OPTION> (torch/distributed/argparse_util.py).
-LOG_DIR, TEE, STANDALONE = "PET_LOG_DIR", "PET_TEE", "PET_STANDALONE"
+LOG_DIR, TEE, STANDALONE, LOCAL_ADDR = "PET_LOG_DIR", "PET_TEE", "PET_STANDALONE", "PET_LOCAL_ADDR"
 BOTH_STREAMS = "3"
 _NODE_OPTIONS = ("--nnodes", "--node-rank", "--rdzv-", "--master-", "--standalone")
 _NODE_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_", "PET_MASTER_", "PET_STANDALONE")
@@ -69,7 +69,7 @@ def _is_left_out(name: str, own: Mapping[str, str]) -> bool:
     if name in RANK_VARIABLES or name in OWN_VARIABLES or name.startswith(RANK_PREFIXES):
         return True
     # Inside the command of another run, they are that run's.
-    return name in (LOG_DIR, TEE, STANDALONE) and MARKER_VARIABLE in own
+    return name in (LOG_DIR, TEE, STANDALONE, LOCAL_ADDR) and MARKER_VARIABLE in own
 
 
 def _read_settings(settings: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +115,8 @@ def torchrun_variables(argv: Sequence[str], environ: Mapping[str, str], folder: 
     if words is None or _may_be_echoed(options, environ):
         found[TEE] = BOTH_STREAMS
     if words is not None and _is_on_one_node(options, environ):
-        found[STANDALONE] = "1"
+        # With a free port, its ranks would connect to the name of the host, which need not be known there.
+        found |= {STANDALONE: "1", LOCAL_ADDR: "127.0.0.1"}
     return {name: value for name, value in found.items() if name not in environ}
 
 
