@@ -19,7 +19,11 @@ from engine.utils.redaction import redact, redact_argv
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 # Programs that start the command behind their options.
-WRAPPERS = frozenset({"env", "nice", "nohup", "time", "timeout", "setsid", "sudo", "taskset", "numactl", "uv", "run"})
+WRAPPERS = frozenset(
+    {"env", "exec", "nice", "nohup", "time", "timeout", "setsid", "sudo", "taskset", "numactl", "uv", "run"}
+)
+# Programs that start a script or a module, beside Python and shells.
+LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "mpirun", "mpiexec", "srun"})
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 LAUNCHER_MODULES = (*TORCHRUN_MODULES, "accelerate.commands.launch")
 SCRIPT_ENDINGS = (".py", ".sh", ".ipynb")
@@ -62,7 +66,7 @@ def typed_command(argv: Sequence[str]) -> TypedCommand:
         words = _split_line(words[place][:MAX_SHELL_TEXT])
     for place, word in enumerate(words):
         is_module = place > 0 and words[place - 1] in ("-m", "--module") and word not in LAUNCHER_MODULES
-        if is_module or word.endswith(SCRIPT_ENDINGS):
+        if (is_module or word.endswith(SCRIPT_ENDINGS)) and _start_script(words[:place]):
             rest = takewhile(lambda word: word not in _SEPARATORS, words[place + 1 :])
             return TypedCommand(tuple(words[: place - is_module]), word, tuple(rest))
     command = TypedCommand(tuple(words), "", tuple(words[1:]))
@@ -78,9 +82,19 @@ def ends_with_shell_line(argv: Sequence[str]) -> bool:
 
 def _shell_line(argv: Sequence[str]) -> int | None:
     """Return the place of the line that a shell is to run; None without one."""
-    shell = next((place for place, word in enumerate(argv) if PurePath(word).name in SHELLS), len(argv))
-    places = range(shell + 1, len(argv) - 1)
+    # `-c` behind a script is an option of that.
+    words = [*takewhile(lambda word: not word.endswith(SCRIPT_ENDINGS), argv)]
+    shell = next((place for place, word in enumerate(words) if PurePath(word).name in SHELLS), len(argv))
+    places = range(shell + 1, min(len(words), len(argv) - 1))
     return next((place + 1 for place in places if re.fullmatch(r"-[a-z]*c[a-z]*", argv[place])), None)
+
+
+def _start_script(words: Sequence[str]) -> bool:
+    """Whether these words start the script behind them, which is the value of an option of any other program."""
+    names = [PurePath(word).name for word in takewhile(lambda word: word not in _SEPARATORS, reversed(words))]
+    return any(name in LAUNCHERS or name in SHELLS or _PYTHON.fullmatch(name) for name in names) or all(
+        name in WRAPPERS or _is_no_program(name) for name in names
+    )
 
 
 def _split_line(text: str) -> list[str]:

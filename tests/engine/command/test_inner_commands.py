@@ -46,6 +46,14 @@ def test_options_before_the_script_are_no_parameters(command: str) -> None:
     assert argument_parameters(shlex.split(command)) == {"lr": 0.1}
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["fit --lr 0.1 -m 3", "fit -m 3 --lr 0.1", "timeout 9 fit --lr 0.1 -m 3", "bash fit.sh -c 1 --lr 0.1 -m 3"],
+)
+def test_options_that_look_like_those_of_a_launcher_are_parameters(command: str) -> None:
+    assert {"lr": 0.1, "m": 3}.items() <= argument_parameters(shlex.split(command)).items()
+
+
 def test_secrets_are_hidden() -> None:
     arguments = ["--api-key", "sk-1", "--hf_token=abc", "db.password=x", "--max-tokens", "10"]
     arguments += ["--url", "https://me:secret@host/x"]
