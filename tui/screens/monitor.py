@@ -249,7 +249,8 @@ class MonitorScreen(MonitorKeysScreen):
     def _show_runs(self) -> None:
         panel, poller, runs = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller, self._runs
         problem = printable(str(poller.problem or poller.unexpected_error or ""))
-        no_match = self._no_match("runs", runs.total) or "No runs yet; press n to start one"
+        no_runs = "All runs are archived; press r, then H" if runs.rows else "No runs yet; press n to start one"
+        no_match = self._no_match("runs", runs.total) or no_runs
         empty = Text(problem or no_match if poller.rows is not None else "Loading …", MUTED)
         title = self._count_title("Runs", runs.count, runs.total)
         if not self.filter_text:

@@ -80,10 +80,12 @@ class MonitorRuns:
     """The latest lines, and until when they are valid."""
 
     def select(self, waiting: Sequence[QueueRow], rows: Sequence[RunRow], query: str) -> MonitorRuns:
-        """Return the runs whose name or state contains `query`: the same object if nothing has changed."""
+        """Return the runs whose name or state contains `query`, without archived ones: the same object if nothing has
+        changed."""
         if rows is self.rows and waiting == self.all_waiting and query == self.query:
             return self
-        matching = [row for row in rows if query in row.name.lower() or query in row.shown_state] if query else rows
+        kept = [row for row in rows if not row.archived]
+        matching = [row for row in kept if query in row.name.lower() or query in row.shown_state] if query else kept
         folded = fold_trials(matching)
         running = [row for row in folded if row.live and row.state != RunState.WAITING]
         pending = [row for row in folded if row.state == RunState.WAITING]
@@ -92,10 +94,10 @@ class MonitorRuns:
         shown = [*running, *pending, *ended]
         return MonitorRuns(waiting, rows, query, matching_waiting, matching, shown, len(running))
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Number of runs without the filter."""
-        return len(self.all_waiting) + len(self.rows)
+        return len(self.all_waiting) + sum(not row.archived for row in self.rows)
 
     @property
     def count(self) -> int:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from engine.runs.folder import RunFolder
+from engine.runs.labels import change_labels
+from engine.utils.codec import replace
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import (
     FROZEN_NOW,
@@ -20,7 +23,7 @@ from support.screen.demo_app import (
 from support.screen.queue_rows import make_row
 from support.screen.screen_driver import drive, press, wait_for_frame
 from tui.app import GputrainApp
-from tui.demo.server import LIVE_RUN
+from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.compare import CompareScreen
 from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
@@ -128,6 +131,23 @@ def test_monitor_changes_run_under_the_cursor(demo_runs_folder: Path, key: str, 
         assert shown in visible_text(pilot) or shown in toasts(pilot)[-1]
 
     drive(demo_app(demo_runs_folder, demo=None), act, WIDE)
+
+
+def test_monitor_lists_no_archived_runs(demo_runs_folder: Path) -> None:
+    def archive(name: str) -> None:
+        change_labels(RunFolder(demo_runs_folder / name), lambda labels: replace(labels, archived=True))
+
+    async def see_others(pilot: Pilot[None]) -> None:
+        assert FINISHED_RUN not in visible_text(pilot, "#runs") and "Runs  2" in visible_text(pilot, "#runs")
+
+    async def see_none(pilot: Pilot[None]) -> None:
+        assert "Runs  0" in visible_text(pilot, "#runs") and "All runs are archived" in visible_text(pilot, "#runs")
+
+    archive(FINISHED_RUN)
+    drive(demo_app(demo_runs_folder), see_others, WIDE)
+    for folder in demo_runs_folder.iterdir():
+        archive(folder.name)
+    drive(demo_app(demo_runs_folder), see_none, WIDE)
 
 
 def test_footer_of_the_smallest_monitor_offers_a_script(demo_runs_folder: Path) -> None:
