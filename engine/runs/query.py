@@ -257,7 +257,7 @@ _NUMBER_UNITS = {None: 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:w|d|h|min|m|s|))+")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(w|d|h|min|m|s|)")
 _DURATION_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0, "": 1.0}
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2}([t ][0-9]{2}(:[0-9]{2})?)?)?")
+_DATE = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01])([t ]([01][0-9]|2[0-3])(:[0-5][0-9])?)?)?")
 _FLAGS = {"yes": "true", "true": "true", "1": "true", "no": "false", "false": "false", "0": "false"}
 _FORMS = {
     FieldKind.NUMBER: "a number, such as 0.9, 90% or 10k",

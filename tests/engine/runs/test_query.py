@@ -140,6 +140,7 @@ ERRORS = {
     "lr>high": ("invalid-value", "optim.lr", "high", "0.9, 90%", "10k"),
     "age<soon": ("invalid-value", "age", "soon", "90s, 5min, 1h30m", "2d"),
     "started>soon": ("invalid-value", "started_at", "soon", "2026-11-01", "2026-11-01T14:30"),
+    "started>2026-31-12": ("invalid-value", "started_at", "2026-31-12", "2026-11-01"),
     "archived=maybe": ("invalid-value", "archived", "maybe", "yes", "no"),
     "state=failde": ("unknown-value", "state", "failde", "waiting, starting"),
     "tag>night": ("not-supported", "tags>night", "tags", "=", "!="),
