@@ -135,6 +135,7 @@ _TABLE = (
     # Charts and matrices
     Key("e", "charts", "Choose the charts.", "charts", CHOOSE),
     Key("B", "baseline", "Show the differences from this run; again, undo that.", "baseline"),
+    Key("pagedown", "more charts", "Show the next charts; page up goes back.", "page_charts(1)", CHOOSE),
     Key("i", "metrics", "Show how the output is read; rename or hide a metric, or plot over it.", "metrics", CHOOSE),
     Key("x", "x axis", "Plot over epochs, steps or hours, as far as the run has them.", "x_axis"),
     Key("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth"),
@@ -192,7 +193,7 @@ QUEUE_KEYS = screen_keys("open hold shift(-1) shift(1) stop resume app.new_run")
 _VIEW = "x_axis smooth log_scale whole_range zoom(0.5) zoom(2.0) zoom_all"
 _MOVES = "sideways(-1) sideways(1) pan(-0.25) pan(0.25)"
 RUN_KEYS = screen_keys(
-    "stop resume pause charts details processes full log confusion again checkpoint"
+    "stop resume pause charts page_charts(1) details processes full log confusion again checkpoint"
     f" {_VIEW} profile metrics archive next_panel(1)",
     _MOVES,
 )

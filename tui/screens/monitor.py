@@ -81,6 +81,7 @@ class MonitorScreen(MonitorKeysScreen):
     def compose_body(self) -> ComposeResult:
         with Body(id="body"):
             yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
+            yield Lines(selectable=True, id="more-gpus")
             yield Lines(selectable=True, id="processes")
             yield Lines(selectable=True, id="runs")
 
@@ -138,10 +139,14 @@ class MonitorScreen(MonitorKeysScreen):
         if layout == self._room or not body.height:
             return
         self._room = layout
-        heights = (layout.gpus, layout.processes, layout.runs)
-        self.query_one(Body).styles.grid_rows = " ".join(str(height) for height in heights if height)
+        # A container around both panels of GPUs would take a tenth of the time of each key.
+        panels, heights = self.query_one(Body).styles, (layout.gpus, layout.processes, layout.runs)
+        panels.grid_size_columns = layout.gpu_columns
+        panels.grid_rows = " ".join(str(height) for height in heights if height)
         for name in ("processes", "runs"):
-            self.query_one(f"#{name}").display = getattr(layout, name) > 0
+            panel = self.query_one(f"#{name}")
+            panel.display, panel.styles.column_span = getattr(layout, name) > 0, layout.gpu_columns
+        self.query_one("#more-gpus").display = layout.gpu_columns > 1
         # The text widths of the panels follow in the next refresh.
         self.call_after_refresh(self.update_if_on_top)
 
@@ -178,10 +183,12 @@ class MonitorScreen(MonitorKeysScreen):
                     continue
                 first, *more = self._gpu_blocks.lines(gpu, picked=gpu_key(gpu) in picked)
                 rows.append(KeyedRow(gpu_key(gpu), first, tuple(more)))
+            per_panel = -(-len(snapshot.gpus) // self._room.gpu_columns)
+            self.query_one("#more-gpus", Lines).set_rows(rows[per_panel:], [self._gpu_blocks.header])
             free = sum(is_free(gpu) for gpu in snapshot.gpus)
             lines.set_titles(_free_title(free), self._picked_title())
             empty = Text(self._no_match("GPUs", len(snapshot.gpus)), MUTED)
-            lines.set_rows(rows, [self._gpu_blocks.header], empty)
+            lines.set_rows(rows[:per_panel], [self._gpu_blocks.header], empty)
         else:
             lines.set_titles("GPUs")
         if snapshot is not None and not snapshot.gpus and lines.has_focus and not self._moved_focus_to_runs:

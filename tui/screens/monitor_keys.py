@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tui.screens.monitor_hosts import MonitorHosts
     from tui.tables.hosts import HostGroup
 
+# The second one is beside the first, with the second half of many GPUs.
+GPU_PANELS = ("gpus", "more-gpus")
 # What is done with a run of another host.
 REMOTE_ACTIONS = ("stop", "pause", "resume", "delete", "log")
 
@@ -53,7 +55,7 @@ class MonitorKeysScreen(GpuProcessesScreen, RunKeysScreen):
     def _focused_gpu(self) -> Gpu | None:
         """Return the GPU under the cursor; None while another panel has the focus."""
         focused = self.focused
-        if not isinstance(focused, Lines) or focused.id != "gpus":
+        if not isinstance(focused, Lines) or focused.id not in GPU_PANELS:
             return None
         return next((gpu for gpu in self._gpus if gpu_key(gpu) == focused.selected_key), None)
 
@@ -98,9 +100,9 @@ class MonitorKeysScreen(GpuProcessesScreen, RunKeysScreen):
         if focused.id == "runs":
             row = self._runs.find(focused.selected_key)
             return None if row is None else "open sweep" if row.trials else "open run"
-        if self._hosts is not None and focused.id == "gpus":
+        if self._hosts is not None and focused.id in GPU_PANELS:
             return self._hosts.title_of(focused.selected_key)
-        return "open GPU" if focused.id == "gpus" else None
+        return "open GPU" if focused.id in GPU_PANELS else None
 
     def action_select(self) -> None:
         """Select the GPU under the cursor, or the run."""
@@ -131,11 +133,11 @@ class MonitorKeysScreen(GpuProcessesScreen, RunKeysScreen):
         self._open(event.lines, event.key)
 
     def _open(self, panel: Lines, key: str) -> None:
-        if panel.id == "gpus" and self._hosts is not None and self._hosts.is_elsewhere(key):
+        if panel.id in GPU_PANELS and self._hosts is not None and self._hosts.is_elsewhere(key):
             self._hosts.open(key)
             self.update_content()
             self.update_keys()
-        elif panel.id == "gpus":
+        elif panel.id in GPU_PANELS:
             self.gputrain_app.open_gpu(key)
         elif panel.id == "runs" and self._runs.is_waiting(key):
             self.gputrain_app.show_toast("This run waits for GPUs; it can be opened when it has started")

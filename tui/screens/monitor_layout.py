@@ -9,8 +9,8 @@ HEADER_LINES = 1
 # Below this width, each GPU has one line.
 WIDE_MIN_COLUMNS = 100
 MAX_GPU_LINES = 8
-# More GPUs have one line each.
-MAX_TALL_GPUS = 8
+# More GPUs have one line each, in two columns from this width on.
+MAX_TALL_GPUS, TWO_COLUMNS_MIN_WIDTH = 8, 160
 MIN_LIST_LINES = 4
 # Lines below tall GPUs, at least, in a terminal of at least `TALL_MIN_LINES` lines.
 TALL_MIN_LINES, BELOW_LINES = 30, 14
@@ -36,28 +36,32 @@ class Demand:
 
 @dataclass(frozen=True)
 class MonitorLayout:
-    """Lines for each GPU, and the height of each panel with its frame; 0 hides it."""
+    """Lines for each GPU, and the height of each panel with its frame; 0 hides it. With two `gpu_columns`, there are
+    two panels of GPUs side by side."""
 
     gpu_lines: int
     gpus: int
     processes: int
     runs: int
+    gpu_columns: int = 1
 
 
 def arrange(demand: Demand) -> MonitorLayout:
     """Divide the room: the lists get what they need, the graphs get the rest."""
-    gpu_lines, gpus = _gpu_panel(demand)
+    has_two = demand.gpus > MAX_TALL_GPUS and demand.width >= TWO_COLUMNS_MIN_WIDTH and not demand.is_list
+    columns = 2 if has_two else 1
+    gpu_lines, gpus = _gpu_panel(demand, -(-demand.gpus // columns))
     below = demand.height - gpus
     if not demand.gpus:
         return MonitorLayout(gpu_lines, gpus, 0, below)
     # The number of runs moves nothing.
     wanted = demand.processes + HEADER_LINES + FRAME_LINES
     processes = min(wanted, below // 2) if below >= 2 * MIN_LIST_LINES else 0
-    return MonitorLayout(gpu_lines, gpus, processes, below - processes)
+    return MonitorLayout(gpu_lines, gpus, processes, below - processes, columns)
 
 
-def _gpu_panel(demand: Demand) -> tuple[int, int]:
-    """Return the lines for each GPU, and the height of their panel."""
+def _gpu_panel(demand: Demand, rows: int) -> tuple[int, int]:
+    """Return the lines for each GPU, and the height of a panel with `rows` of them."""
     frame, height = FRAME_LINES + HEADER_LINES, demand.height
     if not demand.gpus:
         return 1, FRAME_LINES + (MESSAGE_LINES if height >= LOW_MAX_LINES else 2)
@@ -65,5 +69,5 @@ def _gpu_panel(demand: Demand) -> tuple[int, int]:
     below = max(BELOW_LINES, int(BELOW_SHARE * height)) if height >= TALL_MIN_LINES else least
     lines = 1
     if demand.width >= WIDE_MIN_COLUMNS and demand.gpus <= MAX_TALL_GPUS and not demand.is_list:
-        lines = min(max((height - below - frame) // demand.gpus, 1), MAX_GPU_LINES)
-    return lines, max(min(demand.gpus * lines + frame, height - (below if lines > 1 else least)), frame + 1)
+        lines = min(max((height - below - frame) // rows, 1), MAX_GPU_LINES)
+    return lines, max(min(rows * lines + frame, height - (below if lines > 1 else least)), frame + 1)

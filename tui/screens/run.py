@@ -109,6 +109,8 @@ class RunScreen(ChartScreen, RunKeysScreen):
         )
         self._chosen: Collection[str] = ()
         """The ids of the charts that the user chose."""
+        self._first_chart = 0
+        """The place of the first chart that is shown, unless the user chose some."""
         self._grouped: object = None
         self._drawn: tuple[Curves | None, int] = (None, -1)
         self._draw_time = -math.inf
@@ -232,11 +234,11 @@ class RunScreen(ChartScreen, RunKeysScreen):
             self.view = replace(self.view, axes=axes, axis=self.view.axis if self.view.axis in axes else axes[0])
 
     def _choose(self) -> None:
-        """Show the charts that the user chose, else the first ones, those of results if there are any."""
-        charts = self._charts
+        """Show the charts that the user chose, else a page of them, first the results."""
+        charts, first = self._charts, self._first_chart
         chosen = [chart for chart in charts if chart.id in self._chosen]
-        results = [chart for chart in charts if kind_of(chart.id) is not Kind.PROGRESS]
-        self.run_panels.choose(chosen or (results or charts)[:DEFAULT_CHARTS])
+        results = [chart for chart in charts if kind_of(chart.id) is not Kind.PROGRESS] if not first else []
+        self.run_panels.choose(chosen or (results or charts[first:])[:DEFAULT_CHARTS])
         self.view = replace(self.view, charts=self.run_panels.chosen)
 
     def draw_chart(self, chart: ChartPanel) -> None:
@@ -254,9 +256,11 @@ class RunScreen(ChartScreen, RunKeysScreen):
     # Content
 
     def _charts_note(self) -> str:
-        """Return how many of the charts are shown if there are others: `6 of 31 charts (e)`."""
-        shown, count = self.run_panels.num_charts, len(self._charts)
-        return f"{shown} of {count} charts (e)" if shown < count and Ability.CHOOSE in self.abilities else ""
+        """Return which of the charts are shown if there are others: `charts 7-12 of 31`, of chosen ones how many."""
+        shown, count, first = self.run_panels.num_charts, len(self._charts), self._first_chart
+        if shown >= count or Ability.CHOOSE not in self.abilities:
+            return ""
+        return f"{shown} of {count} charts (e)" if self._chosen else f"charts {first + 1}-{first + shown} of {count}"
 
     def update_content(self) -> None:
         place = self.poller.run.folder if self.folder is None else self.folder.path.parent
@@ -331,6 +335,8 @@ class RunScreen(ChartScreen, RunKeysScreen):
             return self.is_live and self._reading is not None
         if name == "log":
             return self.folder is not None or self.poller.log_file is not None
+        if name == "page_charts":
+            return bool(self._charts_note())
         if name == "x_axis" and len(self.view.axes) < 2:
             return False
         return super().is_available(action)
@@ -368,6 +374,14 @@ class RunScreen(ChartScreen, RunKeysScreen):
 
     def selected_run(self) -> RunRow | None:
         return None if self.snapshot is None else self.snapshot.row
+
+    def action_page_charts(self, step: int) -> None:
+        """Show the next charts, or those before. The first page follows chosen ones."""
+        first = self._first_chart + (self.run_panels.num_charts if step > 0 else -DEFAULT_CHARTS)
+        first = 0 if self._chosen else max(first, 0)
+        if first < len(self._charts):
+            self._first_chart = first
+            self.show_charts(())
 
     def show_charts(self, chosen: Collection[str]) -> None:
         self._chosen = chosen

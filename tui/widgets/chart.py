@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.binding import Binding, BindingType
 from textual.geometry import Region
 from textual.strip import Strip
 
@@ -28,6 +30,11 @@ class ChartPanel(Lines):
     """A panel of curves with an optional cursor. The title shows the values at the cursor, or the latest values."""
 
     ALLOW_SELECT = False
+    # There is nothing to scroll.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("pagedown,ctrl+d", "screen.page_charts(1)", show=False),
+        Binding("pageup,ctrl+u", "screen.page_charts(-1)", show=False),
+    ]
 
     def __init__(self, title: str, id: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)

@@ -81,7 +81,7 @@ def test_charts_are_chosen_among_those_of_the_metrics(tmp_path: Path) -> None:
     open_run(tmp_path, make_run(tmp_path / "logs", "trainer"), act)
 
 
-def test_title_says_how_many_of_many_charts_are_shown_with_whole_names(tmp_path: Path) -> None:
+def test_charts_of_many_metrics_are_paged_with_whole_names(tmp_path: Path) -> None:
     folder = tmp_path / "logs" / "many"
     folder.mkdir(parents=True)
     names = [f"a_rather_long_name_of_some_metric_{number:02}" for number in range(15)]
@@ -90,9 +90,15 @@ def test_title_says_how_many_of_many_charts_are_shown_with_whole_names(tmp_path:
     [run] = find_runs(folder).runs
 
     async def act(pilot: Pilot[None]) -> None:
-        await wait_until(pilot, lambda: "6 of 15 charts (e)" in visible_text(pilot, "#title"))
-        assert chart_titles(pilot) == names[:6]
-        await wait_until(pilot, lambda: all(name in visible_text(pilot, "#panels") for name in names[:6]))
+        await wait_until(pilot, lambda: "PgDn more charts" in visible_text(pilot, "Keys"))
+        pages = []
+        for key, place in (("pagedown", "1-6"), ("pagedown", "7-12"), ("pagedown", "13-15"), ("pageup", "13-15")):
+            await wait_until(pilot, lambda place=place: f"charts {place} of 15" in visible_text(pilot, "#title"))
+            pages.append(chart_titles(pilot))
+            await press(pilot, key)
+        assert [*pages[0], *pages[1], *pages[2]] == names
+        await wait_until(pilot, lambda: "charts 7-12 of 15" in visible_text(pilot, "#title"))
+        await wait_until(pilot, lambda: all(name in visible_text(pilot, "#panels") for name in pages[1]))
 
     open_run(tmp_path, run, act, (120, 34))
 

@@ -34,10 +34,11 @@ def test_arrange_without_gpus_gives_room_to_runs(size: tuple[int, int]) -> None:
     assert (layout.processes, layout.runs) == (0, size[1] - layout.gpus) and layout.gpus <= 8
 
 
-@pytest.mark.parametrize("size", [(120, 32), (160, 46), (220, 58)], ids=str)
-def test_arrange_gives_many_gpus_one_line_each_all_in_view(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("size", "columns"), [((120, 32), 1), ((160, 46), 2), ((220, 58), 2)], ids=str)
+def test_arrange_gives_many_gpus_one_line_each_all_in_view(size: tuple[int, int], columns: int) -> None:
     layout = arrange(Demand(*size, 16, 14))
-    assert (layout.gpu_lines, layout.gpus) == (1, 16 + HEADER_LINES + FRAME_LINES)
+    assert (layout.gpu_lines, layout.gpu_columns) == (1, columns)
+    assert layout.gpus == 16 // columns + HEADER_LINES + FRAME_LINES
 
 
 def test_arrange_shows_eight_gpus_in_the_smallest_terminal() -> None:
