@@ -23,7 +23,7 @@ from tui.pollers.process import ProcessPoller, ProcessReading
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.host_panel import load_text
 from tui.tables.log_lines import fit_bar, output_line
-from tui.tables.process import GpuUses, LoadScale, detail_lines, hidden_text, run_lines, tree_lines
+from tui.tables.process import GpuUses, LoadScale, detail_lines, gpu_lines, hidden_text, run_lines, tree_lines
 from tui.widgets.lines import KeyedRow, Lines, escape_markup
 from tui.widgets.text_line import TextLine
 
@@ -55,6 +55,10 @@ class ProcessScreen(GputrainScreen):
         tree = Lines(id="tree")
         tree.set_titles("Processes")
         yield tree
+        held = Lines(id="uses")
+        held.set_titles("GPUs")
+        held.can_focus = False
+        yield held
         written = Lines(selectable=True, id="written")
         written.set_titles("Metrics that it writes")
         yield written
@@ -87,6 +91,9 @@ class ProcessScreen(GputrainScreen):
         head, *lines = tree_lines(reading.tree, reading.cpu_percent, uses, tree.text_width)
         hidden = hidden_text(reading.tree)
         tree.set_texts([*lines, *([hidden] if hidden is not None else [])], [head])
+        panel = self.query_one("#uses", Lines)
+        panel.display = bool(uses) and self.has_class("-high")
+        panel.set_texts(gpu_lines(uses))
         if reading.details is not None:
             panel = self.query_one("#details", Lines)
             panel.set_texts(detail_lines(reading.details, reading.tree, panel.text_width))

@@ -14,7 +14,7 @@ from engine.foreign.folders import ForeignRun
 from engine.foreign.process import HostProcess, ProcessDetails, ProcessTree
 from engine.gpus.snapshot import Gpu, GpuProcess
 from engine.show.readings import READINGS
-from engine.show.table import Align, Column, fit
+from engine.show.table import Align, Column, Shorten, fit
 from engine.utils.text import list_names, printable
 from engine.utils.units import UNKNOWN, format_age, format_bytes, format_percent
 from tui.palette import GOOD, MUTED, STRONG, WARNING
@@ -23,6 +23,7 @@ from tui.tables import styled, wrap_text
 
 MIN_COMMAND_COLUMNS = 20
 MAX_STATUS_COMMAND = 40
+MAX_SHOWN_FILES = 20
 GpuUses = Sequence[tuple[Gpu, GpuProcess]]
 
 
@@ -62,18 +63,21 @@ def tree_lines(tree: ProcessTree, cpu_percent: Mapping[int, float] | None, uses:
 
 
 def run_lines(runs: Sequence[ForeignRun], ended_at: float | None, width: int) -> list[Text]:
-    """Return one line per run: its name, what it does, and its formats. `ended_at` is when its process was missed."""
+    """Return one line per run: its name, what it does, and its files. `ended_at` is when its process was missed."""
     now = time.time()
 
     def state(run: ForeignRun) -> str:
         changed_at = run.changed_at()
         return activity_text(judge(changed_at, now, has_ended=run.has_ended, writer_ended_at=ended_at), changed_at)
 
+    def files(run: ForeignRun) -> str:
+        return ", ".join(str(path) for log in run.logs for path in log.files)
+
     columns: list[Column[ForeignRun]] = [
         Column("name", "run", lambda run: run.name, width=MIN_COMMAND_COLUMNS, priority=9, flex=True),
         Column("state", "state", state, priority=8),
         Column("format", "format", lambda run: ", ".join(run.formats), priority=7),
-        Column("folder", "folder", lambda run: str(run.folder), width=MIN_COMMAND_COLUMNS, priority=1, flex=True),
+        Column("files", "files", files, width=MIN_COMMAND_COLUMNS, priority=7, flex=True, shorten=Shorten.MIDDLE),
     ]
     table = fit(columns, runs, width)
     return [styled(table.line(run)) for run in runs]
@@ -122,7 +126,8 @@ class LoadScale:
 
 
 def detail_lines(details: ProcessDetails, tree: ProcessTree, width: int) -> list[Text]:
-    """Return the working directory, the environment and the command of the root of a tree, wrapped."""
+    """Return the working directory, the environment and the command of the root of a tree, and the files that its
+    processes write, wrapped."""
     user = tree.processes[0].user if tree.processes else UNKNOWN
     hidden = f"only {user} and root can read it"
     facts = {"folder": hidden if details.cwd is None else details.cwd}
@@ -130,6 +135,8 @@ def detail_lines(details: ProcessDetails, tree: ProcessTree, width: int) -> list
         facts["variables"] = hidden if details.environment is None else "none of training or logging"
     facts |= details.environment or {}
     facts["command"] = details.command
+    if tree.files:
+        facts["open files"] = ", ".join(map(str, tree.files[:MAX_SHOWN_FILES]))
     names = max(map(len, facts)) + 2
     return [
         Text.assemble((f"{'' if row else name:{names}}", MUTED), line, no_wrap=True, end="")

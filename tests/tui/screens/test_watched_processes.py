@@ -62,7 +62,8 @@ def test_process_screen_shows_the_tree_and_opens_its_only_run(tmp_path: Path) ->
             screen.update_content()
             await wait_until_idle(pilot)
             assert str(process.pid) in visible_text(pilot, "#tree") and "step 1" in visible_text(pilot, "#output")
-            assert "growing" in visible_text(pilot, "#written")
+            assert "growing" in visible_text(pilot, "#written") and "metrics.csv" in visible_text(pilot, "#written")
+            assert "open files" in visible_text(pilot, "#details")
             process.communicate()
             screen.poller.request_poll()
             await wait_until(
