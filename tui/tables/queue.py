@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from engine.runs.folder import RunState
 from engine.show.table import Align, Column, Shorten, fit, pad
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_bytes, format_date, format_duration
+from tui.keymap import KEYS
 from tui.palette import GOOD, MUTED, STRONG, WARNING
 from tui.phrases import idle_note, is_free, state_symbol
 from tui.tables import styled, wrap_text
@@ -41,6 +43,9 @@ PLAIN_COLUMNS: tuple[Column[QueueRow], ...] = (
     Column("reason", "reason", lambda row: row.reason, style=MUTED),
 )
 FREE = "free"
+# The keys of the screen that do what these commands do.
+QUEUE_COMMAND = re.compile("`gputrain queue (release|resume)[^`]*`")
+QUEUE_KEYS = {"release": KEYS["hold"].key, "resume": KEYS["resume"].key}
 
 
 @dataclass(frozen=True)
@@ -81,13 +86,13 @@ SCREEN_COLUMNS: tuple[Column[QueuedRun], ...] = (
     Column("user", "user", lambda run: run.row.user or UNKNOWN, width=4, max_width=12, priority=5,
            style=lambda run: GOOD if run.row.is_own else ""),
     Column("need", "need", lambda run: _number(run.need), Align.RIGHT, priority=8),
-    Column("has", "has", lambda run: _number(run.has), Align.RIGHT, priority=7),
-    Column("blocked_by", "blocked by", lambda run: run.blocked_by or UNKNOWN, width=27, priority=9, flex=True),
+    Column("has", "has", lambda run: _number(run.has), Align.RIGHT, priority=6),
+    Column("blocked_by", "blocked by", lambda run: run.blocked_by or UNKNOWN, width=17, priority=9, flex=True),
     Column("priority", "priority", lambda run: str(run.row.priority) if run.row.priority else "", Align.RIGHT,
            priority=1, optional=True),
     Column("waits", "waits", lambda run: format_duration(run.row.waited_s), Align.RIGHT, priority=4),
     Column("starts_in", "starts in", lambda run: UNKNOWN if run.starts_in is None else "now" if not run.starts_in
-           else format_duration(run.starts_in), Align.RIGHT, priority=6),
+           else format_duration(run.starts_in), Align.RIGHT, priority=8),
 )  # fmt: skip
 
 
@@ -226,18 +231,19 @@ def queue_title(rows: Sequence[QueueRow]) -> str:
     """Return how many runs wait, and how many of them are this user's, as markup."""
     waiting = [row for row in rows if row.state is RowState.WAITING]
     own = sum(row.is_own for row in rows)
-    title = f"{len(waiting)} waiting for GPUs, {own} of yours listed"
+    title = f"{len(waiting)} waiting, {own} yours"
     interrupted = sum(row.state is RowState.INTERRUPTED for row in rows)
-    note = f", {interrupted} interrupted (u starts {'it' if interrupted == 1 else 'them'})"
+    note = f", {interrupted} interrupted ({QUEUE_KEYS['resume']})"
     return f"{title}[$warning]{note}[/]" if interrupted else title
 
 
 def describe_row(row: QueueRow) -> str:
-    """Return everything that the line of a run may cut off: its reason, and how it is ordered."""
+    """Return everything that the line of a run may cut off: its reason, with keys for commands, and its order."""
+    reason = QUEUE_COMMAND.sub(lambda match: QUEUE_KEYS[match[1]], row.reason)
     details = [f"--gpus {row.gpus}" if row.gpus else "", f"priority {row.priority}" if row.is_own else ""]
     details += [f"up to {row.share} runs per GPU" if row.share > 1 else ""]
     details += [f"reserves {format_bytes(row.min_free)} per GPU" if row.min_free else ""]
-    return printable(f"{row.name} ({row.user}): {row.reason}" + "".join(f"; {part}" for part in details if part))
+    return printable(f"{row.name} ({row.user}): {reason}" + "".join(f"; {part}" for part in details if part))
 
 
 def waiting_line(row: QueueRow, name_width: int) -> Text:

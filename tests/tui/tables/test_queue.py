@@ -17,6 +17,7 @@ from support.screen.holders import holder_feed
 from tui.tables.queue import (
     PLAIN_COLUMNS,
     SCREEN_COLUMNS,
+    describe_row,
     holders_text,
     queue_devices,
     queue_title,
@@ -48,7 +49,14 @@ def test_wait_message_names_another_user_and_escapes_control_characters() -> Non
 
 def test_title_counts_runs_that_wait_for_devices() -> None:
     rows = [make_row("a"), make_row("b", gpus="cpu"), make_row("c", gpus="cpu", state=RowState.HELD)]
-    assert queue_title(rows) == "2 waiting for GPUs, 3 of yours listed"
+    assert queue_title(rows) == "2 waiting, 3 yours"
+
+
+def test_reason_names_the_keys_of_the_screen() -> None:
+    row = make_row(reason="held; `gputrain queue release a` lets it start")
+    assert describe_row(row).startswith("a (me): held; h lets it start")
+    row = make_row(reason="after run b, which was interrupted; `gputrain queue resume b` starts it")
+    assert describe_row(row).startswith("a (me): after run b, which was interrupted; u starts it")
 
 
 def test_list_queue_lists_published_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +84,7 @@ def test_queue_table_fits_width_and_keeps_name_and_what_blocks(width: int) -> No
     [run] = queued_runs([row], (), {})
     table = fit(SCREEN_COLUMNS, [run], width)
     assert line_width(table.line(run)) <= width
-    assert width < 57 or {"name", "blocked_by"} <= {column.key for column in table.columns}
+    assert width < 57 or {"name", "blocked_by", "starts_in"} <= {column.key for column in table.columns}
 
 
 def test_queued_runs_say_who_holds_gpus_and_when_they_are_expected_to_start() -> None:
