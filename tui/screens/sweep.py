@@ -225,7 +225,8 @@ class SweepScreen(GputrainScreen):
     def action_resume(self) -> None:
         """Start the controller again, in the background."""
         app, words = self.gputrain_app, ("sweep", "resume", self.folder.name, "--detach")
-        self.act(partial(call_gputrain, words, app.runs_dir), app.show_toast, in_thread=True)
+        done = f"{printable(self.folder.name)} goes on in the background"
+        self.act(partial(call_gputrain, words, app.runs_dir), lambda _: app.show_toast(done), in_thread=True)
 
     def action_stop(self) -> None:
         """Ask the controller to stop the sweep."""

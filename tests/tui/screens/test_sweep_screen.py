@@ -123,6 +123,28 @@ def test_sweep_screen_starts_the_best_config_for_longer_after_a_question(
 
 
 @pytest.mark.usefixtures("isolated_folder")
+def test_sweep_screen_resumes_a_stopped_sweep_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_finished_trials(tmp_path / "runs")
+    called: list[tuple[object, ...]] = []
+    monkeypatch.setattr("tui.screens.sweep.call_gputrain", lambda *arguments: called.append(arguments))
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_sweep(pilot)
+        with screen.folder.controller_lock():
+            screen.sweep_poller.request_poll()
+            await wait_until(pilot, lambda: not screen.is_available("resume"))
+        screen.sweep_poller.request_poll()
+        await wait_until(pilot, lambda: screen.is_available("resume"))
+        await press(pilot, "u")
+        await wait_until(pilot, lambda: "s goes on in the background" in toasts(pilot)[-1:])
+        assert called == [(("sweep", "resume", "s", "--detach"), tmp_path / "runs")]
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+@pytest.mark.usefixtures("isolated_folder")
 @pytest.mark.parametrize("size", [(60, 20), (80, 24)])
 def test_sweep_screen_cuts_neither_the_best_trial_nor_its_keys(tmp_path: Path, size: tuple[int, int]) -> None:
     make_finished_trials(tmp_path / "runs")
