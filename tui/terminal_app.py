@@ -21,7 +21,7 @@ from engine.utils.text import printable
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.terminal_driver import TerminalDriver, has_job_control
 from tui.textual_internals import changed_cells
-from tui.theme import initial_palette, save_palette, settle_terminal_type, textual_theme
+from tui.theme import initial_palette, save_palette, settle_terminal_type, textual_theme, why_own_colors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,8 +70,8 @@ class TerminalApp(App[None]):
     def action_next_theme(self) -> None:
         """Switch to the next theme and remember it."""
         palette = PALETTES[(PALETTES.index(self.palette) + 1) % len(PALETTES)]
-        if self.no_color:
-            self.show_toast(Problem("", "NO_COLOR is set: the terminal's own colors are used", code="no-effect"))
+        if reason := why_own_colors():
+            self.show_toast(Problem("", f"{reason}: the terminal's own colors are used", code="no-effect"))
             return
         self._set_palette(palette)
         self.theme = palette.name

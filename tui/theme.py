@@ -86,13 +86,20 @@ def settle_terminal_type() -> None:
         os.environ.pop("COLORTERM", None)
 
 
-def initial_palette() -> Palette:
-    """Return the palette that the user chose last, else one that the terminal can show.
+def why_own_colors() -> str:
+    """Return why the terminal keeps its own colors; empty if it shows all palettes.
 
-    `NO_COLOR` (no-color.org) and terminals of 16 colors always get their own colors: rich would draw the orange and the
-    red of the others alike.
+    `NO_COLOR` (no-color.org) asks for them. Of 16 colors, rich would draw the orange and the red of the others alike.
     """
-    if "NO_COLOR" in os.environ or Console(force_terminal=True).color_system in (None, "standard"):
+    if "NO_COLOR" in os.environ:
+        return "NO_COLOR is set"
+    has_few = Console(force_terminal=True).color_system in (None, "standard")
+    return "The terminal has 16 colors or less" if has_few else ""
+
+
+def initial_palette() -> Palette:
+    """Return the palette that the user chose last, else one that the terminal can show."""
+    if why_own_colors():
         return ANSI
     saved = find_user_record(state_folder(), THEME_FILE, ThemeChoice)
     return next((palette for palette in PALETTES if saved is not None and palette.name == saved.theme), DARK)

@@ -153,6 +153,18 @@ def test_app_sends_no_colors_with_no_color(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("runs")
+def test_theme_key_keeps_the_colors_of_a_terminal_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLORTERM")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "t")
+        assert pilot.app.theme == ANSI.name
+
+    drive(app_on_runs(), act)
+
+
+@pytest.mark.usefixtures("runs")
 def test_theme_of_terminal_uses_no_colors_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("COLORTERM")
