@@ -59,8 +59,8 @@ def test_name_of_another_script_keeps_columns_and_is_escaped_where_it_must(root:
     assert runs("rename", "run-1", "e\u0301t-花朵").exit_code == 0
     name = "\u00e9t-花朵"
     assert runs(f"name={name[:2]}*", "--columns", "name,epoch").stdout.splitlines() == [
-        "name      epochs",
-        f"{name}      3/3",
+        "name     epochs",
+        f"{name}     3/3",
     ]
     shown = subprocess.run(
         [GPUTRAIN, "runs", "--columns", "name", name], env=os.environ | {"PYTHONIOENCODING": "latin-1"},

@@ -49,7 +49,7 @@ async def settles(pilot: Pilot[None]) -> None:
 @pytest.mark.parametrize(
     "keys",
     [(), ("enter",), ("r",), ("n",), ("Q",), ("question_mark",), ("tab", "tab", "enter")],
-    ids=["monitor", "GPU", "runs", "form", "queue", "help", "commands", "run"],
+    ids=["monitor", "GPU", "runs", "form", "queue", "help", "run"],
 )  # fmt: skip
 def test_layout_settles_after_storm_of_resizes(demo_runs_folder: Path, keys: tuple[str, ...]) -> None:
     async def act(pilot: Pilot[None]) -> None:
