@@ -20,6 +20,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from engine.batch.engine import MAX_WORDS_CHARS, TOOL_TIMEOUT_SECONDS, BatchError, JobPhase, JobRequest, JobState
@@ -80,7 +81,7 @@ class _Group(Record, frozen=True, kw_only=True):
     """What Ray has not placed yet of a job: a bundle for each worker of a training."""
 
     creator_job_id: str = ""
-    bundles: tuple[object, ...] = ()
+    bundles: tuple[Any, ...] = ()
     stats: _Scheduling = _Scheduling()
 
 

@@ -150,8 +150,8 @@ def test_kept_reservation_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_kept_choices_of_user_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    for name in ("NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
     shutil.copytree(FORMAT_1 / "state", tmp_path / "gputrain")
     assert load_last_form().overrides == {"run.epochs": "7"}
     assert initial_palette() == PALETTES[1]
