@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.batch.engine import MAX_WORDS_CHARS, TOOL_TIMEOUT_SECONDS, BatchError, JobPhase, JobRequest, JobState
-from engine.utils.codec import InvalidRecordError, Record, decode, encode, to_builtins
+from engine.utils.codec import Count, Integer, InvalidRecordError, Record, decode, encode, to_builtins
 from engine.utils.errors import UsageError, not_installed
 from engine.utils.exit_codes import ExitCode
 from engine.utils.exits import exit_status
@@ -52,8 +52,8 @@ _RANK = re.compile(r"(LOCAL_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|CUDA_VISI
 class _Resources(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the process of a job reserves; nothing for the driver of a training, whose workers do."""
 
-    entrypoint_num_cpus: int = 0
-    entrypoint_num_gpus: int = 0
+    entrypoint_num_cpus: Count = 0
+    entrypoint_num_gpus: Count = 0
 
 
 class _Job(Record, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class _Job(Record, frozen=True, kw_only=True):
     job_id: str | None = None
     status: str = ""
     message: str | None = None
-    driver_exit_code: int | None = None
+    driver_exit_code: Integer | None = None
     driver_agent_http_address: str | None = None
 
 

@@ -82,7 +82,7 @@ def _compare(first: StoredCode, second: StoredCode) -> list[str]:
     if before.commit != after.commit:
         lines.append(f"commit {after.commit or 'none'} in place of {before.commit or 'none'}")
         if before.commit and after.commit:
-            lines.append(f"`git diff {before.commit} {after.commit}` shows what was committed. Uncommitted changes:")
+            lines.append(f"`git diff {before.commit} {after.commit}` shows what was committed")
     unstored = before.skipped.keys() | after.skipped.keys()
     differing = (path for path in sorted(unstored) if before.changed.get(path) != after.changed.get(path))
     lines += [f"{path}: differs, and is not stored" for path in differing]

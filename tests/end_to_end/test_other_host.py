@@ -38,10 +38,10 @@ def test_command_on_host_is_started_stopped_and_resumed(gputrain: Gputrain) -> N
     follower.stdout.close()
     follower.wait(20)
     stopped = gputrain("stop", "lab1:train-1")
-    assert (stopped.returncode, stopped.stderr) == (0, "lab1: train-1 is stopped.\n")
+    assert (stopped.returncode, stopped.stderr) == (0, "lab1:train-1 is stopped.\n")
     assert gputrain("resume", "lab1:train-1").stdout == "lab1:train-1\n"
     waited = gputrain("wait", "lab1:train-1")
-    assert (waited.returncode, waited.stdout) == (0, "train-1 finished: loss 0.5\n")
+    assert (waited.returncode, waited.stdout) == (0, "lab1:train-1 finished: loss 0.5\n")
     compared = json.loads(gputrain("compare", "train-1", "lab1:train-1", "--json").stdout)
     here, there = compared["runs"]
     assert (there["name"], there["state"], compared["config"]) == ("lab1:train-1", "finished", {})

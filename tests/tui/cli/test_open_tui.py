@@ -56,11 +56,6 @@ def test_exit_after_screen_is_silent_without_live_run(tmp_path: Path, capsys: py
     assert messages_after(opened_app(root), capsys) == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(["--demo", "--hosts", "lab1"], "--demo"), (["--hosts", "lab1,-oProxyCommand=x"], "-oProxyCommand=x")],
-    ids=["demo", "no host"],
-)
-def test_screen_refuses_hosts_that_it_cannot_show(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(screen_app, arguments, prog_name="gputrain-tui")
-    assert result.exit_code == 2 and words in result.stderr
+def test_screen_refuses_what_is_no_host() -> None:
+    result = CliRunner().invoke(screen_app, ["--hosts", "lab1,-oProxyCommand=x"], prog_name="gputrain-tui")
+    assert result.exit_code == 2 and "-oProxyCommand=x" in result.stderr
