@@ -40,7 +40,7 @@ def test_view_sorts_and_counts_matches() -> None:
     assert view.count_text == "3 of 4 match 'finished'" and view.keys == ["/runs/b", "/runs/a", "/runs/c"]
 
 
-@pytest.mark.parametrize("text", ["val_accuracy>x", "nosuchkey=1", "best>=", "state=unknown"])
+@pytest.mark.parametrize("text", ["val_accuracy>x", "nosuchkey=1", "best>=", "state=odd"])
 def test_query_of_mistake_is_one_line(text: str) -> None:
     problem = query_of(text)
     assert isinstance(problem, str) and problem and "\n" not in problem
