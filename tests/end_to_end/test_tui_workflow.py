@@ -37,7 +37,7 @@ def test_tui_workflow_returns_to_form_when_run_is_rejected(gputrain: Gputrain, m
             (gputrain.runs / "taken").mkdir(parents=True)
             await pilot.press("ctrl+s")
             await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot), PATIENCE)
-            assert "taken already exists" in " ".join(visible_text(pilot).split())
+            await wait_until(pilot, lambda: "taken already exists" in " ".join(visible_text(pilot).split()), PATIENCE)
             await pilot.press("escape")
             await pilot.pause()
             assert "--name taken" in visible_text(pilot, "#command")

@@ -274,11 +274,11 @@ class RunScreen(ChartScreen, RunKeysScreen):
         epochs = () if snapshot is None else snapshot.epochs
         texts = list(map(output_line, tail)) if self.folder is None else log_lines(tail, epochs)
         if self.launched is not None:
-            log = panels.log_panel
-            if log.display and not log.text_width:
-                # The panel is not laid out yet.
-                self.call_after_refresh(self.update_content)
-            texts = [part for line in tail for part in wrap_text(Text(printable(line)), log.text_width)]
+            # Before the first layout, the panel has no width yet; it will have that of the screen without the frame and
+            # the scrollbar.
+            width = panels.log_panel.text_width
+            width = width if width > 0 else self.size.width - 4
+            texts = [part for line in tail for part in wrap_text(Text(printable(line)), width)]
         panels.show_log(texts, live=self.is_live)
         if snapshot is not None and panels.get_child_by_id(RANKS_PANEL).display:
             panels.show_ranks(snapshot.ranks, self._gpus)
