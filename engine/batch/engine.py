@@ -90,7 +90,7 @@ class Engine(Protocol):
     """The GPUs that a rank selects which it starts; "" for those of the run, on each node."""
 
     def starts_ranks(self, nodes: int) -> bool:
-        """Return whether each rank of a training on so many nodes is a task of the job."""
+        """Return whether the batch system starts the ranks of a training on this number of nodes itself."""
 
     def script(self, request: JobRequest) -> str:
         """Return the script of a job, which starts a run or continues it. Raises UsageError if the cluster lacks what

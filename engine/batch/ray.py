@@ -44,7 +44,7 @@ _PHASES = {
 _PENDING_GROUPS = "v0/placement_groups?detail=1&filter_keys=state&filter_predicates=%3D&filter_values=PENDING"
 _DIRECTIVE, _ENVIRONMENT = "#RAY ", "job.env"
 _DRIVER = f"{shlex.quote(sys.executable)} -P -m engine.batch.ray"
-# Ray sets those that are left out for each process, and Slurm for each job.
+# Not passed on: variables that Ray sets in each process, or Slurm in each job.
 _INHERITED = re.compile(r"(?!RAY_|SLURM_|CUDA_VISIBLE_DEVICES$|CUDA_DEVICE_ORDER$)[A-Za-z_]\w*", re.ASCII)
 _RANK = re.compile(r"(LOCAL_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|CUDA_VISIBLE_DEVICES$")
 

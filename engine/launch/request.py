@@ -29,7 +29,7 @@ from engine.config.loader import resolve_config
 from engine.config.monitor import monitor_mode, monitored_name
 from engine.config.schema import Config
 from engine.launch.run_code import RunCode, stored_code
-from engine.queue.dependencies import DependencyError, Predecessor, find_dependencies
+from engine.queue.dependencies import DependencyError, Predecessor, check_cycles, find_dependencies
 from engine.queue.state import Dependency, is_interrupted
 from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.events import WarningEvent
@@ -107,8 +107,10 @@ def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Calla
 
 def check_dependencies(request: RunRequest) -> list[Dependency]:
     """Return the runs that a run waits for. Raises UsageError if one does not exist, or can no longer finish."""
-    root = request.runs_dir
-    dependencies = find_dependencies(root, request.config.queue.after, trust_owner=request.trust_owner)
+    root, config = request.runs_dir, request.config
+    dependencies = find_dependencies(root, config.queue.after, trust_owner=request.trust_owner)
+    if config.run.name is not None:
+        check_cycles(config.run.name, root, dependencies)
     for dependency in dependencies:
         followed = Predecessor(root, dependency)
         try:

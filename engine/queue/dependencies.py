@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config.queue_section import ANY_END
-from engine.queue.state import Dependency, is_interrupted
+from engine.queue.state import Dependency, is_interrupted, read_queue_state
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.record_completion import open_run
@@ -40,6 +40,19 @@ def find_dependencies(root: Path, references: Sequence[str], *, trust_owner: boo
         any_end = reference.endswith(ANY_END)
         found.append(Dependency(name=folder.name, any_end=any_end, device=device, inode=inode))
     return found
+
+
+def check_cycles(name: str, root: Path, dependencies: Sequence[Dependency]) -> None:
+    """Raise UsageError if a run would wait for itself, directly or through other waiting runs."""
+    unseen, seen = [dependency.name for dependency in dependencies], set[str]()
+    while unseen:
+        current = unseen.pop()
+        if current == name:
+            raise UsageError.one(KEY, f"{name} would wait for itself; wait for another run", code="conflict")
+        if current not in seen:
+            seen.add(current)
+            state = read_queue_state(RunFolder(root / current))
+            unseen += [dependency.name for dependency in state.after] if state is not None else []
 
 
 @dataclass

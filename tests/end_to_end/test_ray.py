@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from engine.batch.ray import Ray
-from support.gputrain_command import Gputrain, effective_events, wait_for
+from support.gputrain_command import Gputrain, shown_state, step_losses, wait_for
 from support.ports import free_ports
 
 pytestmark = [
@@ -67,7 +67,7 @@ class Cluster:
         kill([psutil.Process(node.pid), *processes])
 
     def close(self) -> None:
-        """End all processes, of which some have no environment that names the test."""
+        """End all processes. The test cannot find some of them by their environment, which Ray has overwritten."""
         for node in self.nodes:
             process = psutil.Process(node.pid)
             kill([process, *process.children(recursive=True)])
@@ -108,15 +108,6 @@ def submit(gputrain: Gputrain, cluster: Cluster, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def shown(gputrain: Gputrain, name: str) -> tuple[str, str]:
-    row = json.loads(gputrain("runs", "show", name, "--json").stdout)
-    return row["state"], row["message"]
-
-
-def losses(run: Path) -> list[float]:
-    return [loss for event in effective_events(run) if event["type"] == "step" for loss in event["losses"]]
-
-
 def test_training_that_loses_a_worker_and_a_node_goes_on_to_the_same_losses(
     cluster: Cluster, gputrain: Gputrain
 ) -> None:
@@ -128,12 +119,12 @@ def test_training_that_loses_a_worker_and_a_node_goes_on_to_the_same_losses(
     gputrain.wait_for_event("a", "run_resumed")
     cluster.end_node()
     waiting = ("waiting", "requeued, pending (NO_RESOURCES, 2 workers)")
-    wait_for(lambda: shown(gputrain, "a") == waiting, "the loss of a node", START_SECONDS)
+    wait_for(lambda: shown_state(gputrain, "a") == waiting, "the loss of a node", START_SECONDS)
     cluster.add_node()
     assert gputrain("wait", "a", "--timeout", "3min").returncode == 0
     words = ("digits", "--headless", "--gpus", "cpu", "--ranks", "2", "--epochs", "40", "--name", "b")
     assert gputrain("run", *words).returncode == 0
-    assert losses(run) == losses(gputrain.runs / "b")
+    assert step_losses(run) == step_losses(gputrain.runs / "b")
     assert not [each for each in gputrain.processes() if "--headless" in each.cmdline()]
     assert not (run / "ray").exists()
 
@@ -143,7 +134,7 @@ def test_stop_of_ray_saves_a_checkpoint_and_a_command_runs(cluster: Cluster, gpu
     gputrain.wait_for_event("a", "epoch")
     job = json.loads((gputrain.runs / "a/job.json").read_text())["id"]
     Ray(cluster.place.partition(":")[2]).cancel(job)
-    wait_for(lambda: shown(gputrain, "a")[0] == "stopped", "the end", START_SECONDS)
+    wait_for(lambda: shown_state(gputrain, "a")[0] == "stopped", "the end", START_SECONDS)
     assert (gputrain.runs / "a/checkpoints/last.pt").exists()
     submit(gputrain, cluster, "--name", "c", "--", "sh", "-c", "echo $GPUTRAIN_TEST; exit 7")
     assert gputrain("wait", "c", "--timeout", "3min").returncode == 1

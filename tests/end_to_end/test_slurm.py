@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.gputrain_command import Gputrain, effective_events, wait_for
+from support.gputrain_command import Gputrain, shown_state, step_losses, wait_for
 from support.ports import free_ports
 
 DAEMONS = ("slurmctld", "slurmd", "munged", "sbatch")
@@ -71,20 +71,11 @@ def submit(gputrain: Gputrain, *words: str, command: Sequence[str] = ("run",)) -
     assert done.returncode == 0, done.stderr
 
 
-def shown(gputrain: Gputrain, name: str) -> tuple[str, str]:
-    row = json.loads(gputrain("runs", "show", name, "--json").stdout)
-    return row["state"], row["message"]
-
-
-def losses(run: Path) -> list[float]:
-    return [loss for event in effective_events(run) if event["type"] == "step" for loss in event["losses"]]
-
-
 def test_pending_job_has_its_reason_and_is_cancelled(slurm: Gputrain) -> None:
     submit(slurm, "--name", "held", "--slurm=--hold")
-    wait_for(lambda: shown(slurm, "held") == ("waiting", "pending (JobHeldUser)"), "the reason")
+    wait_for(lambda: shown_state(slurm, "held") == ("waiting", "pending (JobHeldUser)"), "the reason")
     assert slurm("stop", "held").returncode == 0
-    assert shown(slurm, "held")[0] == "stopped"
+    assert shown_state(slurm, "held")[0] == "stopped"
     assert ask(slurm, "squeue", "-h") == ""
 
 
@@ -114,8 +105,8 @@ def test_sweep_runs_as_an_array_of_jobs(slurm: Gputrain) -> None:
 def test_run_that_reaches_its_time_limit_says_so(slurm: Gputrain) -> None:
     # Without the warning of Slurm, which would let it be requeued.
     submit(slurm, "--name", "late", "--epochs", "3000", "--time-limit", "1min", "--slurm=--signal=B:CONT@1")
-    wait_for(lambda: "timeout" in shown(slurm, "late")[1], "the time limit", REQUEUE_SECONDS)
-    assert shown(slurm, "late")[0] == "stopped"
+    wait_for(lambda: "timeout" in shown_state(slurm, "late")[1], "the time limit", REQUEUE_SECONDS)
+    assert shown_state(slurm, "late")[0] == "stopped"
 
 
 @pytest.mark.timeout(600)
@@ -124,12 +115,14 @@ def test_requeued_run_goes_on_to_the_same_losses(slurm: Gputrain) -> None:
     wait_for(lambda: (slurm.runs / "a/checkpoints/last.pt").exists(), "a checkpoint")
     job = json.loads((slurm.runs / "a/job.json").read_text())["id"]
     ask(slurm, "scontrol", "requeue", job)
-    wait_for(lambda: shown(slurm, "a")[1].startswith("requeued, pending (BeginTime), starts about"), "the requeue")
-    wait_for(lambda: shown(slurm, "a")[0] == "finished", "the end", REQUEUE_SECONDS)
+    wait_for(
+        lambda: shown_state(slurm, "a")[1].startswith("requeued, pending (BeginTime), starts about"), "the requeue"
+    )
+    wait_for(lambda: shown_state(slurm, "a")[0] == "finished", "the end", REQUEUE_SECONDS)
     assert (
         slurm(
             "run", "digits", "--headless", "--gpus", "cpu", "--ranks", "1", "--epochs", "20", "--name", "b"
         ).returncode
         == 0
     )
-    assert losses(slurm.runs / "a") == losses(slurm.runs / "b")
+    assert step_losses(slurm.runs / "a") == step_losses(slurm.runs / "b")

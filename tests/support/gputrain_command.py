@@ -64,6 +64,16 @@ def effective_events(run: Path) -> list[dict[str, Any]]:
     return without_timings(kept)
 
 
+def step_losses(run: Path) -> list[float]:
+    return [loss for event in effective_events(run) if event["type"] == "step" for loss in event["losses"]]
+
+
+def shown_state(gputrain: Gputrain, name: str) -> tuple[str, str]:
+    """Return the state and the message that `runs show` prints of a run."""
+    row = json.loads(gputrain("runs", "show", name, "--json").stdout)
+    return row["state"], row["message"]
+
+
 def last_checkpoint_weights(run: Path) -> dict[str, Any]:
     import torch
 

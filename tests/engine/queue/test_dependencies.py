@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.queue.dependencies import DependencyError, Predecessor, find_dependencies
+from engine.queue.dependencies import DependencyError, Predecessor, check_cycles, find_dependencies
 from engine.queue.state import Dependency, write_queue_state
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
@@ -112,3 +112,11 @@ def test_unknown_dependency_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path, "finished")
     with raises_problem("unknown-run", "queue.after", "nix", tmp_path):
         find_dependencies(tmp_path, ["nix"])
+
+
+def test_run_that_would_wait_for_itself_is_refused(tmp_path: Path) -> None:
+    for name, after in (("a", ()), ("b", (make_dependency("a"),)), ("c", (make_dependency("b"),))):
+        write_queue_state(make_run_folder(tmp_path, name), make_queue_state(after=after))
+    check_cycles("d", tmp_path, [make_dependency("c")])
+    with raises_problem("conflict", "queue.after", ": a "):
+        check_cycles("a", tmp_path, [make_dependency("c")])
