@@ -12,53 +12,53 @@ from support.gputrain_command import GPUTRAIN, ROOT, Gputrain
 from support.help_pages import HELP_PAGES
 
 LIGHT = [
-    "bench.report",
+    "base.host",
     "config.loader",
     "config.optimizer_options",
     "config.schema",
     "config.user_code",
-    "data.pack",
-    "data.plan",
-    "data.sources.open",
-    "data.sources.webdataset",
-    "distributed.rank_env",
-    "doctor.examine",
-    "foreign.folders",
-    "foreign.parameters",
     "gpus.allocation",
     "gpus.monitor",
     "gpus.peak_flops",
     "gpus.recording",
     "gpus.sampler",
-    "hosts.watch",
-    "inference.preview",
-    "launch.rank_starter",
-    "launch.launcher",
-    "launch.program_run",
-    "launch.supervise",
-    "notify.run_messages",
-    "optim.lr_schedule",
-    "optim.timm_optimizers",
+    "jobs.doctor.examine",
+    "jobs.hosts.watch",
+    "jobs.launch.launcher",
+    "jobs.launch.program_run",
+    "jobs.launch.rank_starter",
+    "jobs.launch.supervise",
+    "jobs.notify.run_messages",
+    "jobs.sweeps.status",
     "report.page",
+    "report.sync.mlflow_store",
+    "report.sync.run_sync",
+    "report.sync.wandb_service",
     "runs.bottleneck",
     "runs.checkpoint_files",
     "runs.control",
     "runs.events",
     "runs.folder",
-    "runs.run_list",
+    "runs.history",
     "runs.inspection",
     "runs.labels",
-    "runs.history",
     "runs.manage",
     "runs.ownership",
     "runs.profile_file",
     "runs.query",
+    "runs.run_list",
     "runs.run_row",
-    "sweeps.status",
-    "sync.mlflow_store",
-    "sync.run_sync",
-    "sync.wandb_service",
-    "utils.host",
+    "train.bench.report",
+    "train.data.pack",
+    "train.data.plan",
+    "train.data.sources.open",
+    "train.data.sources.webdataset",
+    "train.distributed.rank_env",
+    "train.inference.preview",
+    "train.optim.lr_schedule",
+    "train.optim.timm_optimizers",
+    "watch.folders",
+    "watch.parameters",
 ]
 
 
@@ -110,7 +110,7 @@ class Recorder(importlib.abc.MetaPathFinder):
             self.found.add(name)
 sys.meta_path.insert(0, Recorder())
 import tui.cli.open_tui
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 async def main():
     async with GputrainApp(Path("nowhere")).run_test():
         print(json.dumps(sorted(Recorder.found)))
@@ -146,7 +146,7 @@ def test_help_imports_no_large_library(gputrain: Gputrain) -> None:
 
 def test_run_flags_take_help_text_from_config() -> None:
     from engine.config.schema import summarize_key
-    from tui.flags import FLAG_TO_KEY
+    from tui.form.flags import FLAG_TO_KEY
 
     output = " ".join(HELP_PAGES.read_text().split())
     for flag, key in FLAG_TO_KEY.items():

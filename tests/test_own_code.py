@@ -13,7 +13,7 @@ from PIL import Image
 from engine.config.loader import resolve_config
 from engine.config.schema import sections
 from engine.config.user_code import user_code_names
-from engine.data.sources.open import open_source
+from engine.train.data.sources.open import open_source
 from support.runs.in_process import train_in_process
 from tui.cli.models import name_model
 

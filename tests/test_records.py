@@ -6,7 +6,7 @@ import re
 
 from msgspec import inspect
 
-from engine.utils.codec import FileRecord, Record
+from engine.base.codec import FileRecord, Record
 from support.records import ROOT, field_types, record_classes, record_modules, record_name
 
 

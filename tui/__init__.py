@@ -17,8 +17,8 @@ def restrict_umask() -> None:
 
 def limit_output() -> None:
     """Let stdout and stderr write what the terminal can draw, and escape what their encoding lacks."""
-    from engine.utils.errors import UsageError
-    from tui.characters import limit_characters, requested_characters
+    from engine.base.errors import UsageError
+    from tui.terminal.characters import limit_characters, requested_characters
 
     for stream in (sys.stdout, sys.stderr):
         limit_characters(stream)
@@ -30,11 +30,11 @@ def limit_output() -> None:
 
 def main() -> None:
     """Entry point of `gputrain`."""
-    from engine.utils.entry_point import begin_process, reported_faults
+    from engine.base.entry_point import begin_process, reported_faults
 
     begin_process()
     if sys.argv[1:2] in (["run"], ["resume"], ["sweep"]):
-        from engine.command.membership import leave_outer_run
+        from engine.jobs.command.membership import leave_outer_run
 
         leave_outer_run()
     restrict_umask()
@@ -54,7 +54,7 @@ def main() -> None:
 
 def screen() -> None:
     """Entry point of `gputrain-tui`."""
-    from engine.utils.entry_point import begin_process, reported_faults
+    from engine.base.entry_point import begin_process, reported_faults
 
     begin_process()
     restrict_umask()
@@ -68,7 +68,7 @@ def screen() -> None:
             prestart_sampler()
         limit_output()
         # The most common call skips the import of typer.
-        from engine.utils.errors import UsageError
+        from engine.base.errors import UsageError
         from tui.cli.open_tui import open_screen
 
         with reported_faults():

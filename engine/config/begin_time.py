@@ -1,7 +1,7 @@
 """The time of `queue.begin` as it is typed: the forms of `sbatch --begin` that name a time without doubt.
 
-`queue_section` and `engine.queue.edit` check it, and `engine.queue.place` stores the Unix time that it means when the
-run is queued.
+`queue_section` and `engine.jobs.queue.edit` check it, and `engine.jobs.queue.place` stores the Unix time that it means
+when the run is queued.
 """
 
 from __future__ import annotations

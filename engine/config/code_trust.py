@@ -1,9 +1,9 @@
 """Whose user code a config names: the files that name it, and the files and folders that it is imported from.
 
 A config or a checkpoint of another user is data, and so is code that other users can change: it runs only
-with `--trust-code`. `engine.config.loader` and `engine.inference.trained_model` find who named the code. The preflight,
-the inference and the commands that build a model call `CodeTrust.check` before anything is imported. The ranks do not
-check again.
+with `--trust-code`. `engine.config.loader` and `engine.train.inference.trained_model` find who named the code. The
+preflight, the inference and the commands that build a model call `CodeTrust.check` before anything is imported. The
+ranks do not check again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
+from engine.base.errors import Problem, UsageError, raise_if_any
+from engine.base.trust import foreign_path_reason
 from engine.config.schema import Config
 from engine.config.user_code import TRUST_ADVICE, UserModule, find_user_module, user_code_names
 from engine.config.user_errors import code_root
-from engine.utils.errors import Problem, UsageError, raise_if_any
-from engine.utils.trust import foreign_path_reason
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from engine.base.errors import Problem
 from engine.config.data_sections import ENCODED_DATASETS, IMAGE_FILE_DATASETS
 from engine.config.monitor import monitor_problem
 from engine.config.optimizer_options import torch_optimizer_problems
@@ -26,7 +27,6 @@ from engine.config.schema import Config, fields
 from engine.config.tasks import TASK_FACTS, loss_name, task_facts
 from engine.config.training_sections import BUILTIN_MODELS, by_epoch
 from engine.config.user_code import is_user_code
-from engine.utils.errors import Problem
 
 # Smallest positive alpha of mixup and CutMix: below it, the Beta distribution yields practically only 0 and 1.
 MIN_MIX_ALPHA = 1e-3

@@ -9,7 +9,7 @@ from pydantic import Field
 from engine.config.section import ColumnNames, FloatPair, Floats, Section, SizeSchedule, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
-# Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.base`.
+# Encoded image files of any size, decoded when they are loaded; see `engine.train.data.sources.base`.
 ENCODED_DATASETS = ("folder", "csv", "webdataset")
 # Files with the labels of images.
 CSV_SUFFIXES = (".csv", ".tsv")

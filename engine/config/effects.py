@@ -1,7 +1,7 @@
 """Config keys that are set and have no effect, such as a momentum of adamw: always a warning, never an error.
 
-`engine.config.loader` finds those that follow from other keys, `engine.launch.preflight` those that follow from the
-devices of the run. Every front end shows the same messages.
+`engine.config.loader` finds those that follow from other keys, `engine.jobs.launch.preflight` those that follow from
+the devices of the run. Every front end shows the same messages.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from engine.base.errors import Problem
 from engine.config.begin_time import begin_time
 from engine.config.command_line import shown_value
 from engine.config.data_sections import IMAGE_FILE_DATASETS
@@ -21,7 +22,6 @@ from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, Rule, broken_if, key_
 from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
 from engine.config.tasks import TASK_FACTS, task_facts
 from engine.config.user_code import is_user_code, user_code_names
-from engine.utils.errors import Problem
 
 SQUARE_DATASETS = ("digits", *IMAGE_FILE_DATASETS, "fake")
 GRAYSCALE_DATASETS = ("digits", "mnist", "fashion-mnist")
@@ -157,7 +157,7 @@ def _dependency(key: str, other: str, enabling: set[str], config: Config) -> str
     value = _value(config, other)
     text = str(value).lower() if isinstance(value, bool) else str(value)
     is_enabled = text in enabling or (ANY_USER_CODE in enabling and is_user_code(text))
-    # What an optimizer of timm accepts is in its catalog, see `engine.optim.timm_optimizers`.
+    # What an optimizer of timm accepts is in its catalog, see `engine.train.optim.timm_optimizers`.
     if is_enabled or (other == "optim.name" and text not in OPTIMIZERS):
         return ""
     if own_form := _own_form(key.partition(".")[2], OPTIMIZERS.get(text, {})):

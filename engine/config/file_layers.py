@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from engine.base.errors import Problem, UsageError, did_you_mean, raise_if_any
+from engine.base.files import expand_user, is_file, settings_file
+from engine.base.trust import foreign_reason
 from engine.config.key_names import REMOVED_KEYS, key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.yaml_io import read_yaml
-from engine.utils.errors import Problem, UsageError, did_you_mean, raise_if_any
-from engine.utils.files import expand_user, is_file, settings_file
-from engine.utils.trust import foreign_reason
 
 ConfigLayer = dict[str, dict[str, Any]]
 # Files that each name ten base files can name the same ten files again: their number grows with the power of the depth.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from engine.base.errors import nearest
 from engine.config.schema import fields, sections
-from engine.utils.errors import nearest
 
 # What PyTorch, torchvision, timm, Keras, Lightning, Hugging Face and Ultralytics call a key whose name here is another.
 # A section stands for the key that most users set in it.

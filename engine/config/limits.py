@@ -2,18 +2,18 @@
 
 `limits:` of the settings file sets them. They are no security boundary: the user can change the file.
 
-`engine.gpus.own_limits` counts what the user's runs hold, `engine.launch` applies the hours.
+`engine.gpus.own_limits` counts what the user's runs hold, `engine.jobs.launch` applies the hours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.base.errors import Problem
+from engine.base.files import settings_file
+from engine.base.units import format_number
 from engine.config.schema import Config
 from engine.config.settings import read_settings
-from engine.utils.errors import Problem
-from engine.utils.files import settings_file
-from engine.utils.units import format_number
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,17 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from engine.base.errors import Problem, UsageError, collect_problems, did_you_mean, nearest
+from engine.base.files import (
+    config_folder,
+    expand_user,
+    is_file,
+    is_folder,
+    own_folder_advice,
+    settings_file,
+    user_path_problem,
+)
+from engine.base.trust import foreign_path_reason
 from engine.config.conflicts import config_conflicts
 from engine.config.data_sections import CSV_SUFFIXES, OTHER_LABELS_ADVICE, DatasetName
 from engine.config.effects import NoEffect, keys_without_effect, lr_without_effect, removed_key, typed_without_effect
@@ -33,17 +44,6 @@ from engine.config.tasks import TASK_FACTS
 from engine.config.training_sections import OptimConfig
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.config.yaml_io import parse_yaml, yaml_error
-from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, nearest
-from engine.utils.files import (
-    config_folder,
-    expand_user,
-    is_file,
-    is_folder,
-    own_folder_advice,
-    settings_file,
-    user_path_problem,
-)
-from engine.utils.trust import foreign_path_reason
 
 
 @dataclass(frozen=True)

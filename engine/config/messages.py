@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
+from engine.base.errors import Problem, did_you_mean
 from engine.config.key_names import REMOVED_KEYS, key_hint
 from engine.config.notify_section import OCCASIONS, REFERENCE_ADVICE, URLS_KEY
 from engine.config.rules import PACK_ADVICE, PACKED_PROBLEM
 from engine.config.schema import fields, sections
 from engine.config.section import USER_CODE_FILE
 from engine.config.tasks import CLASS_METRICS
-from engine.utils.errors import Problem, did_you_mean
 
 # YAML aliases expand exponentially: the full repr of a few lines can fill the memory.
 _value_repr = reprlib.Repr()

@@ -1,6 +1,6 @@
 """Which metric of the validation `run.monitor` names, and which of its values are better.
 
-`engine.runs.monitor` reads it from an epoch, and `engine.training` computes it. The metrics of `CLASS_METRICS` are
+`engine.runs.monitor` reads it from an epoch, and `engine.train.loop` computes it. The metrics of `CLASS_METRICS` are
 computed from the confusion counts, so that they need no user code.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from engine.base.errors import did_you_mean
 from engine.config.tasks import CLASS_METRICS, Mode, task_facts
-from engine.utils.errors import did_you_mean
 
 if TYPE_CHECKING:
     from engine.config.schema import Config

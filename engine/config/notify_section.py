@@ -1,6 +1,6 @@
 """Config section `notify`: when a run sends a message, and where to. Its entries refer to secrets and hold none.
 
-`engine.notify.sender` reads what the references stand for.
+`engine.jobs.notify.sender` reads what the references stand for.
 """
 
 from __future__ import annotations

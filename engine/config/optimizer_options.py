@@ -1,6 +1,6 @@
 """Options of torch's optimizers (names, allowed values, defaults) and their validation, without importing torch.
 
-`engine.config.rules` reports the problems; `engine.optim.optimizers` builds the optimizers.
+`engine.config.rules` reports the problems; `engine.train.optim.optimizers` builds the optimizers.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from engine.base.errors import Problem, did_you_mean
 from engine.config.training_sections import OptimConfig, default_lr
-from engine.utils.errors import Problem, did_you_mean
 
 
 class ValueRule(NamedTuple):

@@ -1,17 +1,18 @@
 """The precision that a run computes in, chosen from its config and the compute capability of its GPUs.
 
-`engine.launch.preflight` resolves `precision.amp: auto` once, before the ranks start, so that the config of the run and
-of its checkpoints has the level. TF32 depends on nothing but config and GPU: preflight and ranks both ask `uses_tf32`.
+`engine.jobs.launch.preflight` resolves `precision.amp: auto` once, before the ranks start, so that the config of the
+run and of its checkpoints has the level. TF32 depends on nothing but config and GPU: preflight and ranks both ask
+`uses_tf32`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.base.codec import Count
 from engine.config.rules import FLOAT16_LEVELS
 from engine.config.schema import Config
 from engine.config.training_sections import AmpLevel, PrecisionConfig
-from engine.utils.codec import Count
 
 # Major and minor number; None for the CPU.
 Capability = tuple[Count, Count]

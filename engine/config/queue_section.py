@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from pydantic_core import PydanticCustomError
 
+from engine.base.units import parse_size
 from engine.config.begin_time import NOT_A_BEGIN_TIME, begin_time
 from engine.config.section import Section, Text, as_text_list
-from engine.utils.units import parse_size
 
 MAX_PRIORITY = 1000
 ANY_END = ":any"

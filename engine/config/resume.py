@@ -1,7 +1,7 @@
 """What a resumed run may change in its config: compare the config of its checkpoint with the one to resume with.
 
-`engine.training.resume` calls it with the config in the checkpoint that the ranks have loaded. Before that,
-`engine.launch.preflight` calls it with the config in the newest checkpoint, whose checksum it does not verify.
+`engine.train.loop.resume` calls it with the config in the checkpoint that the ranks have loaded. Before that,
+`engine.jobs.launch.preflight` calls it with the config in the newest checkpoint, whose checksum it does not verify.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from engine.base.errors import Problem
 from engine.config.command_line import shown_value
 from engine.config.differences import PATH_KEYS, flat_values
 from engine.config.notify_section import NotifyConfig
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
-from engine.utils.errors import Problem
 
 # Changing one of these between two sessions of a run would invalidate its weights, optimizer state or data split.
 IMMUTABLE_KEYS = {
@@ -26,7 +26,7 @@ IMMUTABLE_KEYS = {
 }
 NOTIFY_KEYS = {f"notify.{name}" for name in NotifyConfig.model_fields}
 # Messages and the place in the queue do not affect training. `device.ranks` has no effect on GPUs, and
-# `engine.training.resume` reports another number of ranks.
+# `engine.train.loop.resume` reports another number of ranks.
 UNREPORTED_KEYS = {
     *("run.name", "run.resume", "run.snapshot", "device.ranks", "device.wait", *NOTIFY_KEYS, *UNSTORED_KEYS),
     *("queue.priority", "queue.share", "queue.min_free", "queue.time_limit"),

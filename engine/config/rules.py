@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
+from engine.base.errors import Problem
 from engine.config.data_sections import ENCODED_DATASETS, IMAGE_FILE_DATASETS, AugmentConfig
 from engine.config.optimizer_options import optimizers_accepting
 from engine.config.schema import Config
 from engine.config.training_sections import ScheduleConfig
-from engine.utils.errors import Problem
 
 _SCHEDULES = set(get_args(get_args(ScheduleConfig.model_fields["name"].annotation)[0]))
 # Placeholder for any user code among the values in DEPENDS_ON.

@@ -1,10 +1,10 @@
 """The user's settings file, `$XDG_CONFIG_HOME/gputrain/settings.yaml`: what the user allows in all runs.
 
 It holds `run: {code_packages: [...]}`, which `engine.config.loader` merges below all other layers and
-`engine.inference` reads for commands that take no config, `limits: {gpus: N, runs: N, hours: H}`, see
+`engine.train.inference` reads for commands that take no config, `limits: {gpus: N, runs: N, hours: H}`, see
 `engine.config.limits`, `reservations`, the folder of the reservations of GPUs, see `engine.gpus.reservation`, and
-`hosts: [NAME, ...]`, the other hosts of `--hosts all` and `run --on any`, see `engine.hosts`. `slurm` has defaults of
-`run --on slurm`.
+`hosts: [NAME, ...]`, the other hosts of `--hosts all` and `run --on any`, see `engine.jobs.hosts`. `slurm` has defaults
+of `run --on slurm`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Annotated
 import yaml
 from pydantic import Field, Strict
 
+from engine.base.errors import UsageError
+from engine.base.files import config_folder, own_folder_advice, read_bytes, settings_file, user_path_problem
 from engine.config.section import PackageNames, Section
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
-from engine.utils.errors import UsageError
-from engine.utils.files import config_folder, own_folder_advice, read_bytes, settings_file, user_path_problem
 
 CONTENT = (
     "run: {code_packages: [PACKAGE, ...]}, limits: {gpus: N, runs: N, hours: H}, reservations: /FOLDER, "
@@ -59,7 +59,7 @@ class UserSettings(Section):
     limits: LimitValues = LimitValues()
     reservations: Annotated[str, Field(pattern="^/")] | None = None
     hosts: Annotated[tuple[str, ...], Strict(False)] = ()
-    """As typed: `engine.hosts.channel` checks the names."""
+    """As typed: `engine.jobs.hosts.channel` checks the names."""
     slurm: SlurmSettings = SlurmSettings()
 
 

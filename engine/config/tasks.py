@@ -1,6 +1,6 @@
 """What config rules, lists and screens know of each task, without torch: its losses, its metrics, and its limits.
 
-`engine.training.tasks` has what a task computes. A row here and a class there are a task.
+`engine.train.loop.tasks` has what a task computes. A row here and a class there are a task.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """User code, named by an import path: `mycode.nets:build` is `build` in the module `mycode.nets`.
 
-`engine.launch.preflight` checks it before a run; models, datasets, losses and transforms load it in the ranks.
+`engine.jobs.launch.preflight` checks it before a run; models, datasets, losses and transforms load it in the ranks.
 `engine.config.code_trust` judges beforehand who named the code and whose file it is.
 """
 
@@ -17,6 +17,19 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.base.answers import Answer
+from engine.base.codec import Record
+from engine.base.errors import (
+    CodedError,
+    Problem,
+    UsageError,
+    collect_problems,
+    did_you_mean,
+)
+from engine.base.exits import exit_status
+from engine.base.files import settings_file
+from engine.base.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
+from engine.base.text import list_names
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
@@ -27,19 +40,6 @@ from engine.config.user_errors import (
     shadowed_package_hint,
     user_location,
 )
-from engine.utils.answers import Answer
-from engine.utils.codec import Record
-from engine.utils.errors import (
-    CodedError,
-    Problem,
-    UsageError,
-    collect_problems,
-    did_you_mean,
-)
-from engine.utils.exits import exit_status
-from engine.utils.files import settings_file
-from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
-from engine.utils.text import list_names
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engine.utils.errors import CodedError
+from engine.base.errors import CodedError
 
 # The packages of gputrain. They are loaded first, so user code cannot import packages of its own with these names.
 OWN_PACKAGES = ("engine", "tui")

@@ -8,10 +8,10 @@ from typing import BinaryIO
 
 import yaml
 
+from engine.base.errors import UsageError, file_errors
+from engine.base.files import read_bytes, replace_file
 from engine.config.loader import find_config, presets, user_presets_folder
 from engine.config.yaml_io import MAX_CONFIG_BYTES, compose_yaml, parse_yaml
-from engine.utils.errors import UsageError, file_errors
-from engine.utils.files import read_bytes, replace_file
 
 
 def editable_config(name: str | None) -> Path:

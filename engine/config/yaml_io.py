@@ -16,8 +16,8 @@ try:
 except ImportError:  # PyYAML without libyaml
     from yaml import SafeLoader as FastSafeLoader  # type: ignore[assignment]
 
-from engine.utils.errors import UsageError
-from engine.utils.files import read_file
+from engine.base.errors import UsageError
+from engine.base.files import read_file
 
 # A complete config has 6 KB.
 MAX_CONFIG_BYTES = 1 << 20

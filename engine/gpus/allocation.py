@@ -1,6 +1,6 @@
 """Allocation of GPUs to a run: resolves `device.gpus`, waits in the queue if requested, and reserves the devices.
 
-Called by `engine.launch` and `engine.bench`.
+Called by `engine.jobs.launch` and `engine.train.bench`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from engine.base import codec
+from engine.base.errors import Problem, UsageError
 from engine.config.limits import NO_LIMITS, Limits
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.driver import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure, has_driver_library
@@ -36,8 +38,6 @@ from engine.gpus.selection import (
 )
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.visible_devices import visible_devices
-from engine.utils import codec
-from engine.utils.errors import Problem, UsageError
 
 WAIT_POLL_SECONDS = 1.0
 # A sampler has half of the memory of a run that waits. After that long it rests while no reading can change anything.

@@ -1,6 +1,6 @@
 """Whether a GPU or a MIG instance is in use, judged by the processes and the memory that NVML reports.
 
-Called by `selection`, `engine.doctor` and the user interface.
+Called by `selection`, `engine.jobs.doctor` and the user interface.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from engine.base.errors import Problem
+from engine.base.text import pluralize
 from engine.gpus.selection import CudaDevice, why_not_free
 from engine.gpus.snapshot import Snapshot
-from engine.utils.errors import Problem
-from engine.utils.text import pluralize
 
 DEVICE_FILES = Path("/dev")
 RUN_ON_CPU = "the run uses the CPU"

@@ -1,7 +1,7 @@
 """Source of GPU snapshots for the rest of gputrain: the sampler process, or a recording.
 
-`open_monitor` chooses between them. `allocation`, `engine.launch.gpu_usage`, `engine.doctor` and the user interface
-read snapshots from here.
+`open_monitor` chooses between them. `allocation`, `engine.jobs.launch.gpu_usage`, `engine.jobs.doctor` and the user
+interface read snapshots from here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from engine.base.codec import decode, encode, replace
+from engine.base.errors import UsageError
+from engine.base.files import expand_user
+from engine.base.helper_process import HelperExitedError, HelperProcess, HelperTimeoutError
 from engine.gpus.snapshot import DRIVER, Measurement, SamplerOptions, Snapshot, current_time
 from engine.gpus.start_sampler import start_sampler, take_prestarted_sampler
-from engine.utils.codec import decode, encode, replace
-from engine.utils.errors import UsageError
-from engine.utils.files import expand_user
-from engine.utils.helper_process import HelperExitedError, HelperProcess, HelperTimeoutError
 
 REPLAY_PREFIX = "replay:"
 # The restart delay of a sampler that exited doubles from the first to the second while the driver fails. Without one, a
@@ -107,7 +107,7 @@ class DriverMonitor:
         """Return an error snapshot if the sampler crashed, None if it exited normally."""
         if not code:
             return None
-        from engine.utils.exits import exit_status
+        from engine.base.exits import exit_status
 
         self._latest = _error_snapshot(f"the process that queries the NVIDIA driver {exit_status(code)}")
         return self._latest

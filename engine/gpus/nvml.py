@@ -12,8 +12,8 @@ from typing import Any
 
 import pynvml as nv
 
+from engine.base.errors import CodedError
 from engine.gpus.snapshot import Measurement, MigInstance, Missing, current_time, with_units
-from engine.utils.errors import CodedError
 
 # NVML_VALUE_NOT_AVAILABLE is -1, so unsigned 32-bit and 64-bit fields without a value have all bits set.
 VALUES_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)

@@ -10,12 +10,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.base.errors import Problem, UsageError
+from engine.base.text import list_names, pluralize
 from engine.config.limits import NO_LIMITS, Limit, Limits, requested_gpus, too_many_gpus
 from engine.gpus.queue_terms import own_order
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.selection import CPU, CudaDevice, NotFreeError
-from engine.utils.errors import Problem, UsageError
-from engine.utils.text import list_names, pluralize
 
 LIMIT_ADVICE = "wait with --queue, or raise the limit there"
 

@@ -1,6 +1,6 @@
 """Peak dense TFLOPS of GPUs by NVML product name, the denominator of model FLOPs utilization (MFU).
 
-Called by `engine.training.warmup`. Tensor core figures are with float32 accumulation. Where a datasheet lists figures
+Called by `engine.train.loop.warmup`. Tensor core figures are with float32 accumulation. Where a datasheet lists figures
 with sparsity, the dense figure is half of it. Sources: NVIDIA's datasheets of HGX B300, HGX B200, H200, GH200, H100,
 H800, H20, A100, A800, A30, A10, A40, RTX A6000, L4, L40, L40S, V100, V100S and T4, and its whitepapers: "Ampere GA102
 GPU Architecture" (RTX 3090), "Ada GPU Architecture" (RTX 4090, RTX 6000 Ada) and "RTX Blackwell GPU Architecture"

@@ -1,7 +1,7 @@
 """Whether the folder of reservations is hidden from other processes of this host by a mount of its own.
 
 Slurm's job_container/tmpfs, PrivateTmp of systemd and pam_namespace give a job, a service or a session another /tmp.
-Runs in two of them do not see each other's reservations. `allocation` warns of it, and `engine.doctor`.
+Runs in two of them do not see each other's reservations. `allocation` warns of it, and `engine.jobs.doctor`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from engine.base.errors import Problem
+from engine.base.files import settings_file
 from engine.gpus.reservation_entry import reservations_root
-from engine.utils.errors import Problem
-from engine.utils.files import settings_file
 
 PROCESSES = Path("/proc")
 _OCTAL = re.compile(r"\\([0-7]{3})")

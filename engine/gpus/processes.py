@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 
+from engine.base.codec import replace
 from engine.gpus.nvml_processes import IdleTime, NvmlProcess
 from engine.gpus.reservation_entry import ReservationInfo, ReservedRank
 from engine.gpus.snapshot import GpuProcess, Measurement, Missing, current_time
-from engine.utils.codec import replace
 
 UNKNOWN_PID_REASON = "no such process here; it may be in another container"
 MAX_COMMAND_CHARS = 400

@@ -1,7 +1,7 @@
 """The terms on which a run waits for GPUs, and the order of the queue that follows from those of all runs.
 
-The supervisor of a run chooses its terms (`engine.queue`), `reservation` publishes them, and `run_queue` and
-`engine.queue.listing` order the reservations that `reservation_reader` returns.
+The supervisor of a run chooses its terms (`engine.jobs.queue`), `reservation` publishes them, and `run_queue` and
+`engine.jobs.queue.listing` order the reservations that `reservation_reader` returns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from engine.utils.codec import UNSET, Meta, Record, UnsetType
+from engine.base.codec import UNSET, Meta, Record, UnsetType
 
 if TYPE_CHECKING:
     from engine.gpus.reservation_entry import ReservationInfo

@@ -1,6 +1,6 @@
 """Playback of GPU recordings: files with one JSON snapshot per line, as `gputrain gpus --record` writes them.
 
-`monitor` uses it for GPUTRAIN_NVML=replay:FILE, `tui.demo` for the demo.
+`monitor` uses it for GPUTRAIN_NVML=replay:FILE, `tui.screens.demo` for the demo.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from engine.base.codec import InvalidRecordError, Record, decode, replace
+from engine.base.errors import UsageError, file_errors
 from engine.gpus.snapshot import Snapshot
-from engine.utils.codec import InvalidRecordError, Record, decode, replace
-from engine.utils.errors import UsageError, file_errors
 
 MIN_INTERVAL_SECONDS = 0.05
 

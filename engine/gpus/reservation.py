@@ -25,13 +25,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine.base.codec import asdict, encode, replace, to_builtins
+from engine.base.errors import UsageError
+from engine.base.files import locked_folder, replace_file
+from engine.base.locks import take_write_lock
 from engine.gpus.queue_terms import MAX_STRING_CHARS, QueueTerms
 from engine.gpus.reservation_entry import ReservationEntry, ReservedRank, reservations_root
 from engine.gpus.reservation_reader import remove_entry
-from engine.utils.codec import asdict, encode, replace, to_builtins
-from engine.utils.errors import UsageError
-from engine.utils.files import locked_folder, replace_file
-from engine.utils.locks import take_write_lock
 
 # Shows that the supervisor answers, and keeps the files: by default systemd-tmpfiles deletes those in /tmp that have
 # not been touched for 10 days.

@@ -11,6 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
+from engine.base.codec import FileRecord, Meta, Record, UnixTime
+from engine.base.errors import UsageError
+from engine.base.files import read_bytes, settings_file
+from engine.base.trust import name_of_user
 from engine.gpus.queue_terms import (
     MAX_DEVICES,
     MAX_PATH_CHARS,
@@ -21,10 +25,6 @@ from engine.gpus.queue_terms import (
     QueueTerms,
     Text,
 )
-from engine.utils.codec import FileRecord, Meta, Record, UnixTime
-from engine.utils.errors import UsageError
-from engine.utils.files import read_bytes, settings_file
-from engine.utils.trust import name_of_user
 
 MAX_RANKS = 1024
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux

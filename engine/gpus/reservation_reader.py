@@ -14,7 +14,7 @@ file claims about its user:
 What cannot be read is reported. A malicious user of this host can therefore only make GPUs look reserved by themselves,
 or claimed by a waiting run of theirs. Both are shown with their name. `--gpus` with indices or UUIDs shares such GPUs.
 
-`reservation` writes the entries. `allocation`, `sampler`, `engine.doctor` and the form read them here.
+`reservation` writes the entries. `allocation`, `sampler`, `engine.jobs.doctor` and the form read them here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from engine.base.codec import UnsetType, asdict, decode, replace
+from engine.base.errors import Problem
+from engine.base.files import open_regular_file, opened
+from engine.base.locks import has_write_lock
+from engine.base.text import pluralize, printable
+from engine.base.trust import describe_user
 from engine.gpus.reservation_entry import ReservationEntry, ReservationInfo, reservations_root
-from engine.utils.codec import UnsetType, asdict, decode, replace
-from engine.utils.errors import Problem
-from engine.utils.files import open_regular_file, opened
-from engine.utils.locks import has_write_lock
-from engine.utils.text import pluralize, printable
-from engine.utils.trust import describe_user
 
 MAX_ENTRY_BYTES = 1 << 16  # eight GPUs with seven MIG instances each need 16 KiB
 MAX_FILES_PER_USER = 16384  # three per run

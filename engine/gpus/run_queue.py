@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.base.errors import UsageError
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.selection import CPU, CudaDevice, NotFreeError, preference, select, select_named, why_not_free
-from engine.utils.errors import UsageError
 
 # A run reserves the devices that it waits for once they are free. One whose supervisor answers for this long without
 # doing so does not intend to.

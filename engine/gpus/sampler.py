@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from engine.base.codec import decode, encode
 from engine.gpus import nvml, nvml_processes, nvml_rates
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.reservation_reader import read_reservations
@@ -36,7 +37,6 @@ from engine.gpus.snapshot import (
     current_time,
     with_units,
 )
-from engine.utils.codec import decode, encode
 
 if TYPE_CHECKING:
     from engine.gpus.processes import ProcessTable

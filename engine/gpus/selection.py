@@ -1,6 +1,7 @@
 """Resolution of `device.gpus` to devices: which GPUs and MIG instances a run gets, and why others are not free.
 
-Works on a `snapshot` and the entries of `reservation_reader`. Called by `allocation`, `engine.doctor` and the form.
+Works on a `snapshot` and the entries of `reservation_reader`. Called by `allocation`, `engine.jobs.doctor` and the
+form.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from engine.base.codec import Count
+from engine.base.errors import Problem, UsageError
+from engine.base.text import pluralize
+from engine.base.units import format_bytes
 from engine.gpus.current_use import (
     Obstacle,
     Unavailable,
@@ -20,10 +25,6 @@ from engine.gpus.free_memory import capacity_bytes, unreserved_bytes
 from engine.gpus.queue_terms import WHOLE_DEVICES, QueueTerms
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
-from engine.utils.codec import Count
-from engine.utils.errors import Problem, UsageError
-from engine.utils.text import pluralize
-from engine.utils.units import format_bytes
 
 WAIT_ADVICE = "wait for them with --queue, share them by their indices with --gpus, or request fewer"
 NCCL_MIG_MESSAGE = "NCCL cannot communicate between MIG instances, and CUDA exposes only one to a process"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, Number, Record, Seconds, UnixTime, field, replace
+from engine.base.codec import ENTRIES, Count, FileRecord, Integer, Number, Record, Seconds, UnixTime, field, replace
 
 T = TypeVar("T")
 GpuState = Literal["ok", "stale", "lost"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from engine.utils.helper_process import HelperProcess
+from engine.base.helper_process import HelperProcess
 
 # Bound of the sampling period. Here, because the CLI does not import the snapshots for its help.
 MIN_PERIOD_SECONDS = 0.25

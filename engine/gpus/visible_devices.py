@@ -1,4 +1,4 @@
-"""Devices that remain visible under an inherited CUDA_VISIBLE_DEVICES. Called by `allocation` and `engine.doctor`.
+"""Devices that remain visible under an inherited CUDA_VISIBLE_DEVICES. Called by `allocation` and `engine.jobs.doctor`.
 
 The rules are CUDA's: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
+from engine.base.errors import UsageError
 from engine.gpus.selection import CudaDevice
-from engine.utils.errors import UsageError
 
 VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 

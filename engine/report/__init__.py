@@ -1,1 +1,1 @@
-"""Results of runs for other people: a page of HTML, and figures for papers."""
+"""Runs for people: tables and charts of commands, screens and pages, figures for papers, copies to other services."""

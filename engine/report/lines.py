@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.libraries import import_library
+from engine.base.text import printable
+from engine.base.ticks import log_ticks, tick_labels
+from engine.report.charts import Chart, MeasuredOn
+from engine.report.foreign_run import OnRead, describe, read_whole
 from engine.runs.comparison import compared_row, read_flat_config
 from engine.runs.curves import MAX_METRIC_COLUMNS, BlockSeries, Curves, XAxis
 from engine.runs.find import OpenedRun
@@ -21,11 +26,6 @@ from engine.runs.journal_source import journal_run
 from engine.runs.metrics import find_metric
 from engine.runs.run_row import RunRow
 from engine.runs.series import FloatArray, Series, mask_nonpositive, mean_and_spread, smooth
-from engine.show.charts import Chart, MeasuredOn
-from engine.show.foreign_run import OnRead, describe, read_whole
-from engine.utils.libraries import import_library
-from engine.utils.text import printable
-from engine.utils.ticks import log_ticks, tick_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,8 +14,21 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
+from engine.base.libraries import import_library
+from engine.base.text import pluralize, printable
+from engine.base.units import UNKNOWN
 from engine.config.command_line import format_value
 from engine.report import sections
+from engine.report.charts import (
+    Chart,
+    Place,
+    charts_of,
+    charts_without_accuracy,
+    compared_charts,
+    curve_labels,
+    foreign_charts,
+)
+from engine.report.foreign_run import OnRead
 from engine.report.lines import (
     COLORS,
     COMMAND,
@@ -30,6 +43,7 @@ from engine.report.lines import (
 )
 from engine.report.plot import MARK, METADATA, X_LABELS
 from engine.report.sections import Table, class_section, data_uri
+from engine.report.table import Column
 from engine.runs.comparison import (
     MAX_REPORTED_RUNS,
     Comparison,
@@ -43,20 +57,6 @@ from engine.runs.curves import default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.labels import NO_LABELS, read_labels
 from engine.runs.metrics import NO_METRICS, Better, Metric
-from engine.show.charts import (
-    Chart,
-    Place,
-    charts_of,
-    charts_without_accuracy,
-    compared_charts,
-    curve_labels,
-    foreign_charts,
-)
-from engine.show.foreign_run import OnRead
-from engine.show.table import Column
-from engine.utils.libraries import import_library
-from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN
 
 # Inches. At the width of a phone, a point of the figure is a point of the screen.
 CHART_SIZE = (4.2, 2.4)

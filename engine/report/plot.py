@@ -14,7 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.base import output_file
+from engine.base.errors import Problem, UsageError, did_you_mean, file_errors
+from engine.base.files import read_bytes, replace_file
 from engine.config.command_line import format_value
+from engine.report.charts import Place, charts_of, compared_charts, find_chart
+from engine.report.foreign_run import OnRead
 from engine.report.lines import Line, ReportedRun, chart_lines, draw_lines, drawing, read_reported_run, shortened
 from engine.runs.comparison import (
     MAX_REPORTED_RUNS,
@@ -30,11 +35,6 @@ from engine.runs.find import OpenedRun
 from engine.runs.journal_source import STEP_METRICS
 from engine.runs.keys import parse_key
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, find_key
-from engine.show.charts import Place, charts_of, compared_charts, find_chart
-from engine.show.foreign_run import OnRead
-from engine.utils import output_file
-from engine.utils.errors import Problem, UsageError, did_you_mean, file_errors
-from engine.utils.files import read_bytes, replace_file
 
 MARK = "made by gputrain report, which may replace it"
 """What a page and the metadata of a figure in any format say of their origin."""

@@ -13,10 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from engine.base.codec import InvalidRecordError
+from engine.base.text import list_names, pluralize
+from engine.base.units import (
+    format_count,
+    format_score,
+    format_utc,
+)
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
 from engine.config.tasks import TASK_FACTS, per_output_mode
+from engine.report.classes import ClassRow, class_columns, class_rows
 from engine.report.lines import OwnRun, ReportedRun, shortened
+from engine.report.table import Column, Row, text_cells
 from engine.runs.evaluations import (
     ConfusionCounts,
     finite_points,
@@ -32,15 +41,6 @@ from engine.runs.metrics import (
     format_metric,
 )
 from engine.runs.run_config import default_values
-from engine.show.classes import ClassRow, class_columns, class_rows
-from engine.show.table import Column, Row, text_cells
-from engine.utils.codec import InvalidRecordError
-from engine.utils.text import list_names, pluralize
-from engine.utils.units import (
-    format_count,
-    format_score,
-    format_utc,
-)
 
 MAX_GPUS, MAX_HOSTS = 64, 16
 MAX_FIGURES, MAX_PARAMETERS = 100, 300

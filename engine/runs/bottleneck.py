@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.base.codec import UnsetType
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.records import Bottleneck, BottleneckKind, GpuSample, RankEpochTiming
-from engine.utils.codec import UnsetType
 
 # A run that waits less for data is not limited by it.
 MAX_DATA_WAIT_SHARE = 0.10

@@ -1,6 +1,6 @@
 """Checkpoint files of a run folder, without importing torch: names, order and checksum.
 
-`engine.training.checkpoint` defines their content, writes and reads them.
+`engine.train.loop.checkpoint` defines their content, writes and reads them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
+from engine.base.codec import format_problem
+from engine.base.errors import CodedError, UsageError
+from engine.base.files import expand_user, is_file, open_regular_file
 from engine.runs.folder import RunFolder
-from engine.utils.codec import format_problem
-from engine.utils.errors import CodedError, UsageError
-from engine.utils.files import expand_user, is_file, open_regular_file
 
 CHECKPOINT_FORMAT = 1
 CHECKPOINT_KEYS = {

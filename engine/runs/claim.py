@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from engine.utils.codec import (
+from engine.base.codec import (
     ENTRIES,
     Count,
     FileRecord,
@@ -29,10 +29,10 @@ from engine.utils.codec import (
     field,
     find_record,
 )
-from engine.utils.files import is_file
-from engine.utils.locks import is_held
-from engine.utils.process import boot_id, process_start_ticks
-from engine.utils.text import printable
+from engine.base.files import is_file
+from engine.base.locks import is_held
+from engine.base.process import boot_id, process_start_ticks
+from engine.base.text import printable
 
 # An owner on another host counts as dead after this time without a new heartbeat.
 HEARTBEAT_TIMEOUT_SECONDS = 30.0

@@ -3,10 +3,10 @@ events about the code of any run."""
 
 from __future__ import annotations
 
+from engine.base.codec import Count, Finite, Integer
+from engine.base.text import list_names
 from engine.runs.events import Event, SessionStarted
 from engine.runs.records import CodeSummary
-from engine.utils.codec import Count, Finite, Integer
-from engine.utils.text import list_names
 
 
 class CommandStarted(SessionStarted, frozen=True, kw_only=True, tag="command_started"):

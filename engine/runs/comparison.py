@@ -13,6 +13,9 @@ from typing import Any
 
 import yaml
 
+from engine.base.codec import replace, to_builtins
+from engine.base.errors import Problem, UsageError
+from engine.base.files import read_bytes
 from engine.config.differences import (
     SEED_KEY,
     KeyDifference,
@@ -37,9 +40,6 @@ from engine.runs.monitor import record_monitor
 from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
-from engine.utils.codec import replace, to_builtins
-from engine.utils.errors import Problem, UsageError
-from engine.utils.files import read_bytes
 
 MAX_RUNS = 200
 MAX_REPORTED_RUNS = 16
@@ -261,7 +261,7 @@ def _seed_groups(runs: Sequence[RunRow]) -> tuple[tuple[int, ...], ...]:
 
 
 def read_run(folder: RunFolder) -> RunRow:
-    """Read one run for a comparison: its config and its record. `engine.show.foreign_run` reads a foreign run."""
+    """Read one run for a comparison: its config and its record. `engine.report.foreign_run` reads a foreign run."""
     return compared_row(folder, open_run(folder).record, read_flat_config(folder.config))
 
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from engine.runs.sinks import disk_problem
-from engine.utils.codec import (
+from engine.base.codec import (
     UNSET,
     FileRecord,
     Integer,
@@ -34,13 +33,14 @@ from engine.utils.codec import (
     decode,
     write_record,
 )
-from engine.utils.errors import UsageError
-from engine.utils.files import open_regular_file, opened_folder
-from engine.utils.process import user_name
+from engine.base.errors import UsageError
+from engine.base.files import open_regular_file, opened_folder
+from engine.base.process import user_name
+from engine.runs.sinks import disk_problem
 
 RequestName = Literal["stop", "checkpoint", "pause", "continue", "profile"]
 REQUEST_NAMES: tuple[str, ...] = get_args(RequestName)
-# Requests to a run that waits for GPUs, see `engine.queue.place`.
+# Requests to a run that waits for GPUs, see `engine.jobs.queue.place`.
 QueueRequestName = Literal["hold", "release", "order", "begin"]
 QUEUE_REQUEST_NAMES: tuple[str, ...] = get_args(QueueRequestName)
 # Optimizer steps of a profile.

@@ -1,6 +1,6 @@
 """The curves of a run in bounded memory: the one store that screens, comparisons, reports and figures read.
 
-A source yields the points of a run: `engine.runs.journal_source` those of a training, `engine.foreign` those that other
+A source yields the points of a run: `engine.runs.journal_source` those of a training, `engine.watch` those that other
 programs record. `CurveReader` reads sources into a store. Each metric keeps its latest points one by one,
 and older ones in blocks that grow with the number of points: steps, minimum, maximum, mean and last value of a block.
 """
@@ -16,12 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.foreign.figures import Figures
-from engine.foreign.folders import ForeignRun, RunFollower
-from engine.foreign.parameters import Parameters, merge_parameters
-from engine.foreign.points import Points, StepAxes
-from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, UNIX_TIMES, Reading
-from engine.foreign.restarts import restart_note
+from engine.base.codec import finite
 from engine.runs.foreign_record import metric_keys
 from engine.runs.metric_rules import renaming_of
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, format_metric
@@ -45,7 +40,12 @@ from engine.runs.series import (
     Series,
     point_table,
 )
-from engine.utils.codec import finite
+from engine.watch.figures import Figures
+from engine.watch.folders import ForeignRun, RunFollower
+from engine.watch.parameters import Parameters, merge_parameters
+from engine.watch.points import Points, StepAxes
+from engine.watch.reading import EPOCH_NAMES, POLL_BYTES, UNIX_TIMES, Reading
+from engine.watch.restarts import restart_note
 
 Value = TypeVar("Value")
 XAxis = Literal["epoch", "step", "hours"]

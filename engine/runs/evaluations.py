@@ -1,6 +1,6 @@
 """evaluation.json of a run: accuracy per class and the confusion matrix of its last and its best epoch.
 
-`engine.training.trainer` writes it. The screen of the confusion matrix and `engine.report` show it.
+`engine.train.loop.trainer` writes it. The screen of the confusion matrix and `engine.report` show it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config.task_section import TaskName
-from engine.config.tasks import Mode
-from engine.runs.folder import MAX_EVALUATION_BYTES
-from engine.utils.codec import (
+from engine.base.codec import (
     ENTRIES,
     UNSET,
     Count,
@@ -29,6 +26,9 @@ from engine.utils.codec import (
     field,
     read_record,
 )
+from engine.config.task_section import TaskName
+from engine.config.tasks import Mode
+from engine.runs.folder import MAX_EVALUATION_BYTES
 
 # The matrix of 1,000 classes has a million counts, most of them 0: 12 MB of JSON.
 MAX_DENSE_CLASSES = 100

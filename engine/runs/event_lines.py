@@ -1,13 +1,16 @@
 """Format events as lines of `log.txt`, and events and the progress of an epoch for a terminal without the screen.
 
 `engine.runs.recorder` writes them to the log, the CLI to stderr. `engine.runs.events` has the events of the journal.
-The others are here: only a terminal shows them, and `engine.launch` emits them."""
+The others are here: only a terminal shows them, and `engine.jobs.launch` emits them."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 
+from engine.base.codec import Count, or_none
+from engine.base.text import pluralize, printable
+from engine.base.units import format_count, format_rate, format_score, format_share
 from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, describe_efficiency, valid_share
 from engine.runs.command_events import CodeChanged, CodeRecorded, CommandResumed, CommandStarted, change_line, code_line
 from engine.runs.control import REFUSAL_OUTCOMES
@@ -31,9 +34,6 @@ from engine.runs.events import (
 )
 from engine.runs.history import History, describe_run_devices, mean_epoch_seconds
 from engine.runs.metrics import METRIC_PREFIX, format_known, format_of_epoch
-from engine.utils.codec import Count, or_none
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_count, format_rate, format_score, format_share
 
 
 class RunStarting(Event, frozen=True, kw_only=True, tag="starting"):

@@ -5,7 +5,7 @@ derives the state of the run from them.
 
 Each line is one JSON object: `type`, `time`, then the fields of the event. Readers skip unknown types, unknown fields
 and an incomplete last line. A value that is not finite is null, and one that is unknown is absent, see
-`engine.utils.codec`. Losses, accuracies, learning rates and steps are the same for the same seed; durations and
+`engine.base.codec`. Losses, accuracies, learning rates and steps are the same for the same seed; durations and
 throughput are not.
 """
 
@@ -14,10 +14,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from engine.config.monitor import DEFAULT_MONITOR
-from engine.runs.metrics import STEP_QUANTITIES
-from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, Scores
-from engine.utils.codec import (
+from engine.base.codec import (
     UNSET,
     Count,
     Finite,
@@ -31,7 +28,10 @@ from engine.utils.codec import (
     field,
     or_none,
 )
-from engine.utils.errors import Problem
+from engine.base.errors import Problem
+from engine.config.monitor import DEFAULT_MONITOR
+from engine.runs.metrics import STEP_QUANTITIES
+from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, Scores
 
 
 class Event(Record, frozen=True, kw_only=True, tag_field="type"):

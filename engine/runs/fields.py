@@ -14,7 +14,8 @@ from enum import Enum
 from functools import cache, cached_property, partial
 from typing import Any
 
-from engine.foreign.activity import Activity
+from engine.base.errors import UsageError, nearest
+from engine.base.text import list_names
 from engine.runs.folder import RunState
 from engine.runs.keys import quote_key
 from engine.runs.metrics import (
@@ -37,8 +38,7 @@ from engine.runs.monitor import record_monitor
 from engine.runs.run_config import default_values
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import UNKNOWN_STATE, UNREADABLE, RunRow
-from engine.utils.errors import UsageError, nearest
-from engine.utils.text import list_names
+from engine.watch.activity import Activity
 
 
 class FieldKind(Enum):

@@ -14,17 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from engine.base.errors import UsageError, did_you_mean, file_errors
+from engine.base.files import expand_user, is_file
+from engine.base.text import printable
 from engine.config.run_name import normalize_name
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, TRUST_OWNER_ADVICE, RunFolder, list_runs
 from engine.runs.record_completion import read_listed_record
 from engine.runs.root import LAST_RUN, is_listed, is_run_folder
 from engine.runs.run_record import read_run_record
-from engine.utils.errors import UsageError, did_you_mean, file_errors
-from engine.utils.files import expand_user, is_file
-from engine.utils.text import printable
 
 if TYPE_CHECKING:
-    from engine.foreign.folders import ForeignRun
+    from engine.watch.folders import ForeignRun
 
 OpenedRun: TypeAlias = "RunFolder | ForeignRun"
 """A run of gputrain, or one that another program has recorded."""
@@ -88,7 +88,7 @@ def _find_foreign_runs(reference: str, *, is_any_enough: bool = False) -> tuple[
     if reference == LAST_RUN:
         return ()
     # The readers take longer to import than most commands take.
-    from engine.foreign.folders import SearchLimits, find_runs
+    from engine.watch.folders import SearchLimits, find_runs
 
     limits = SearchLimits(folders=1000, runs=1) if is_any_enough else SearchLimits()
     return find_runs(expand_user(reference), limits).runs

@@ -18,22 +18,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.base.errors import UsageError, file_errors
+from engine.base.files import is_file, opened_folder
+from engine.base.trust import foreign_reason
 from engine.runs.claim import LOCK_FILE, is_claimed
 from engine.runs.root import is_listed, is_run_folder
-from engine.utils.errors import UsageError, file_errors
-from engine.utils.files import is_file, opened_folder
-from engine.utils.trust import foreign_reason
 
 if TYPE_CHECKING:
+    from engine.runs.batch.job import JobView
     from engine.runs.history import History
-    from engine.runs.job import JobView
 
 # Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
 MAX_EVALUATION_BYTES = 48 << 20
 TRUST_OWNER_ADVICE = "use it anyway with --trust-owner"
 # In the folder of the code: its record, and the copy from which a run with `run.snapshot` runs.
 CODE_RECORD, CODE_COPY = "code.json", "copy"
-# The settings in the folder of a sweep, which make it one. `engine.sweeps.folder` knows its other files.
+# The settings in the folder of a sweep, which make it one. `engine.jobs.sweeps.folder` knows its other files.
 SWEEP_FILE = "sweep.yaml"
 _TRIAL = re.compile(r"(.+)-([0-9]{3,})")
 OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RUNS"
@@ -88,11 +88,11 @@ class RunFolder:
     config = PathOf("config.yaml")
     """Resolved config, enough to repeat the run."""
     command = PathOf("command.json")
-    """What the run starts, if that is the command of another program, see `engine.command.spec`."""
+    """What the run starts, if that is the command of another program, see `engine.jobs.command.spec`."""
     code = PathOf("code")
-    """Folder of the code of the run as it was when the run was made, see `engine.code.record`."""
+    """Folder of the code of the run as it was when the run was made, see `engine.jobs.code.record`."""
     metrics = PathOf("metrics")
-    """Folder of the metrics of a command, see `engine.command.metric_files`."""
+    """Folder of the metrics of a command, see `engine.jobs.command.metric_files`."""
     torchrun = PathOf("torchrun")
     """Folder of the logs that torchrun writes for each rank of a command."""
     journal = PathOf("events.jsonl")
@@ -104,7 +104,7 @@ class RunFolder:
     log = PathOf("log.txt")
     """Log lines of the run, and the output of its ranks."""
     notify_log = PathOf("notify.log")
-    """What became of the messages about the run, see `engine.notify`."""
+    """What became of the messages about the run, see `engine.jobs.notify`."""
     checkpoints = PathOf("checkpoints")
     """Folder of the checkpoints, see `engine.runs.checkpoint_files`."""
     tensorboard = PathOf("tensorboard")
@@ -114,13 +114,13 @@ class RunFolder:
     owner = PathOf("owner.json")
     """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
     lock = PathOf(LOCK_FILE)
-    """Lock file on which the owner holds a write lock, see `engine.utils.locks`."""
+    """Lock file on which the owner holds a write lock, see `engine.base.locks`."""
     private_lock = PathOf(".lock")
     """Lock file that only its user can open, which decides who owns the run."""
     queue = PathOf("queue.json")
-    """Place of the run in the queue for GPUs, see `engine.queue.state`."""
+    """Place of the run in the queue for GPUs, see `engine.jobs.queue.state`."""
     job = PathOf("job.json")
-    """Job of the run in a batch system, see `engine.runs.job`."""
+    """Job of the run in a batch system, see `engine.runs.batch.job`."""
     job_log = PathOf("job.log")
     """Output of the job."""
     class_indices = PathOf("class_indices.json")
@@ -281,7 +281,7 @@ class RunFolder:
         # A Path takes longer than the file system.
         if not is_file(f"{self.path}/job.json"):
             return None
-        from engine.runs.job import view_job
+        from engine.runs.batch.job import view_job
 
         return view_job(self, recorded)
 

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from engine.foreign.figures import Figures
-from engine.foreign.reading import EPOCH_NAMES, UNIX_TIMES, Scalar
+from engine.base import codec
 from engine.runs.metrics import HIGHEST_PREFIX, LOWEST_PREFIX, METRIC_PREFIX, METRICS, ODD_PREFIX, Better, registry_keys
 from engine.runs.run_record import NO_RECORD, RunRecord, with_logged
 from engine.runs.run_row import RunRow
-from engine.utils import codec
+from engine.watch.figures import Figures
+from engine.watch.reading import EPOCH_NAMES, UNIX_TIMES, Scalar
 
 if TYPE_CHECKING:
     # Lists of our own runs need no reader of foreign files.
-    from engine.foreign.folders import ForeignRun
-    from engine.foreign.run_list import ListedRun
+    from engine.watch.folders import ForeignRun
+    from engine.watch.run_list import ListedRun
 
 # Metrics of the registry, the most important ones first. Metrics whose names contain one of the words follow them.
 _FIRST_KEYS = ("val_loss", "val_accuracy", "train_loss", "train_accuracy")

@@ -1,8 +1,8 @@
 """Current state of a run, derived from its events, and when it stops early.
 
 The recorder keeps it for the record of the run (`engine.runs.run_record`); the log and the run screen read it. Each
-rank of `engine.training` has an `EarlyStop` and passes it the same value, so all ranks decide alike.
-`engine.launch.ranks` replays the epochs of a finished run.
+rank of `engine.train.loop` has an `EarlyStop` and passes it the same value, so all ranks decide alike.
+`engine.jobs.launch.ranks` replays the epochs of a finished run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from engine.base.codec import or_none, replace
+from engine.base.text import pluralize
 from engine.config.monitor import DEFAULT_MONITOR
 from engine.runs.bottleneck import (
     STRAGGLER_EPOCHS,
@@ -49,8 +51,6 @@ from engine.runs.metrics import Metric, values_of
 from engine.runs.monitor import monitor_of
 from engine.runs.records import Bottleneck, CodeSummary
 from engine.runs.run_record import RunRecord
-from engine.utils.codec import or_none, replace
-from engine.utils.text import pluralize
 
 if TYPE_CHECKING:
     from engine.config.run_sections import RunConfig

@@ -1,8 +1,9 @@
 """What a model makes of each single image: the rows of `RUN/inspection.npz`, and the lists that rank them.
 
-`engine.inference.inspect` evaluates the images, `engine.inference.preview` shows an image of a row. `gputrain evaluate
---list`, the screen and the report show the lists. The file is a ZIP archive of arrays, as `numpy.savez` writes it.
-Another user may have written it, so it is read without pickle, and its size, types and indices are checked.
+`engine.train.inference.inspect` evaluates the images, `engine.train.inference.preview` shows an image of a row.
+`gputrain evaluate --list`, the screen and the report show the lists. The file is a ZIP archive of arrays, as
+`numpy.savez` writes it. Another user may have written it, so it is read without pickle, and its size, types and indices
+are checked.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from engine.base.codec import ENTRIES, Count, FileRecord, Integer, InvalidRecordError, Meta, UnixTime, decode, encode
+from engine.base.files import open_regular_file, replace_file
 from engine.runs.folder import RunFolder
-from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, InvalidRecordError, Meta, UnixTime, decode, encode
-from engine.utils.files import open_regular_file, replace_file
 
 ListName = Literal["mistakes", "uncertain", "label-issues"]
 LIST_NAMES: tuple[ListName, ...] = ("mistakes", "uncertain", "label-issues")
@@ -80,7 +81,8 @@ class InspectionInfo(FileRecord, frozen=True, kw_only=True):
     it was saved within one. `raw` means the raw weights, although there are EMA weights. `dataset`, `overrides` and
     `data`, the evaluated section of the config, describe the data; `seed` is that of its split. `root` is the folder of
     the image files, None for a dataset without any. `fingerprints` maps a part to the digests of
-    `engine.data.sources.base`. `unread` names images that could not be read, at most MAX_UNREAD of `unread_count`.
+    `engine.train.data.sources.base`. `unread` names images that could not be read, at most MAX_UNREAD of
+    `unread_count`.
     """
 
     checkpoint: str

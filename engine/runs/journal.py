@@ -11,6 +11,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from engine.base.codec import (
+    FORMAT,
+    Header,
+    InvalidRecordError,
+    Record,
+    UnixTime,
+    decode,
+    encode,
+    format_problem,
+    parser,
+)
+from engine.base.files import append_to_file, open_regular_file
 from engine.runs.command_events import CodeChanged, CodeRecorded, CommandResumed, CommandStarted
 from engine.runs.events import (
     CheckpointSaved,
@@ -36,18 +48,6 @@ from engine.runs.events import (
     WarningEvent,
     type_name,
 )
-from engine.utils.codec import (
-    FORMAT,
-    Header,
-    InvalidRecordError,
-    Record,
-    UnixTime,
-    decode,
-    encode,
-    format_problem,
-    parser,
-)
-from engine.utils.files import append_to_file, open_regular_file
 
 READ_CHUNK_BYTES = 1 << 20
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.

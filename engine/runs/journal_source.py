@@ -1,4 +1,4 @@
-"""The journal of a training as a source of points, like the logs that other programs write (`engine.foreign`).
+"""The journal of a training as a source of points, like the logs that other programs write (`engine.watch`).
 
 It is the only source that tells more than points: `on_event` gets each event, for the states of the run, and
 `on_replaced` is called when the journal was replaced, which voids those before.
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.foreign.folders import ForeignRun
-from engine.foreign.points import Point, PointColumns, Points, StepAxes
-from engine.foreign.reading import POLL_BYTES, Log, Reading
+from engine.base.codec import UNSET
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalFollower
 from engine.runs.metrics import METRICS, STEP_QUANTITIES, own_metric
 from engine.runs.monitor import monitor_of
 from engine.runs.series import FloatArray
-from engine.utils.codec import UNSET
+from engine.watch.folders import ForeignRun
+from engine.watch.points import Point, PointColumns, Points, StepAxes
+from engine.watch.reading import POLL_BYTES, Log, Reading
 
 MAX_STEP_COLUMNS = 1 << 15
 """Points and blocks of each curve on the screen of a run, 3 MB for a curve of the steps: up to 32,768 steps are exact,

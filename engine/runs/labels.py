@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
+from engine.base.codec import FileRecord, InvalidRecordError, Meta, change_record, read_record, replace
+from engine.base.errors import UsageError, file_errors
 from engine.runs.folder import RunFolder
-from engine.utils.codec import FileRecord, InvalidRecordError, Meta, change_record, read_record, replace
-from engine.utils.errors import UsageError, file_errors
 
 MAX_TAGS = 20
 MAX_NOTE_CHARACTERS = 2000

@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.utils.colors import with_colors, without_colors
-from engine.utils.files import append_to_file, file_size, open_regular_file, overwrite_bytes, read_bytes, replace_file
-from engine.utils.units import format_bytes
+from engine.base.colors import with_colors, without_colors
+from engine.base.files import append_to_file, file_size, open_regular_file, overwrite_bytes, read_bytes, replace_file
+from engine.base.units import format_bytes
 
 # Longer lines are read in parts.
 MAX_PART_BYTES = 1 << 16

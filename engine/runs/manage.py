@@ -16,16 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.base.errors import UsageError, did_you_mean, file_errors
+from engine.base.text import pluralize
+from engine.base.trust import foreign_reason
+from engine.base.units import format_bytes
 from engine.config.run_name import name_problem, normalize_name
 from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import locked_ended_run
 from engine.runs.root import LAST_RUN, is_run_folder
-from engine.utils.errors import UsageError, did_you_mean, file_errors
-from engine.utils.text import pluralize
-from engine.utils.trust import foreign_reason
-from engine.utils.units import format_bytes
 
 
 def rename_run(folder: RunFolder, name: str) -> RunFolder:

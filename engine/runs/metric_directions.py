@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
+from engine.base.codec import ENTRIES, FileRecord, change_record, field, find_record
+from engine.base.errors import file_errors
 from engine.runs.metrics import Better
-from engine.utils.codec import ENTRIES, FileRecord, change_record, field, find_record
-from engine.utils.errors import file_errors
 
 DIRECTIONS_FILE = ".metrics.json"
 MAX_DIRECTIONS_BYTES = 1 << 20

@@ -1,6 +1,6 @@
 """What the user wants metrics of the runs in a folder to be called, which are hidden, and which one is the x axis.
 
-Kept in the user's state folder. They hold for the curves of a run (`engine.foreign.renaming`); records and lists keep
+Kept in the user's state folder. They hold for the curves of a run (`engine.watch.renaming`); records and lists keep
 the names of the program.
 """
 
@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from engine.foreign.folders import ForeignRun
-from engine.foreign.renaming import AS_LOGGED, Renaming
-from engine.utils.codec import FileRecord, Meta, Record, find_user_record, write_record
-from engine.utils.files import make_user_folder, state_folder
+from engine.base.codec import FileRecord, Meta, Record, find_user_record, write_record
+from engine.base.files import make_user_folder, state_folder
+from engine.watch.folders import ForeignRun
+from engine.watch.renaming import AS_LOGGED, Renaming
 
 RULES_FILE = "metric-rules.json"
 MAX_FOLDERS = 200

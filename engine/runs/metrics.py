@@ -17,8 +17,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.utils.codec import or_none
-from engine.utils.units import format_count, format_duration, format_lr, format_number, format_rate, format_score
+from engine.base.codec import or_none
+from engine.base.units import format_count, format_duration, format_lr, format_number, format_rate, format_score
 
 if TYPE_CHECKING:
     from engine.runs.events import EpochEvent, FinalTest, RunStarted

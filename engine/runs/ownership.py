@@ -1,8 +1,8 @@
 """Ownership of a run: the lock and the heartbeat in its folder, which prevent two processes from training the same run.
 
-`claim_run` makes the folder of a new run, or takes that of the run to resume; `engine.launch.preflight` checks before
-whether it can. `RunFolder.is_owned` checks lock and heartbeat. An owner whose folder was moved or deleted ends with its
-next heartbeat, and so does its run."""
+`claim_run` makes the folder of a new run, or takes that of the run to resume; `engine.jobs.launch.preflight` checks
+before whether it can. `RunFolder.is_owned` checks lock and heartbeat. An owner whose folder was moved or deleted ends
+with its next heartbeat, and so does its run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from engine.base.codec import overwrite_record, replace, write_record
+from engine.base.errors import CodedError, UsageError, file_errors
+from engine.base.files import file_size
+from engine.base.host import nearest_existing
+from engine.base.locks import OwnerLock
+from engine.base.process import boot_id, process_start_ticks, seconds_since_boot, user_name
+from engine.base.trust import is_shared
+from engine.base.wait import wait_until
 from engine.runs.claim import Claim, observe_claim, read_claim, watch_claims
 from engine.runs.control import consume_requests
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.root import LAST_RUN, is_run_folder
 from engine.runs.run_record import read_run_record
-from engine.utils.codec import overwrite_record, replace, write_record
-from engine.utils.errors import CodedError, UsageError, file_errors
-from engine.utils.files import file_size
-from engine.utils.host import nearest_existing
-from engine.utils.locks import OwnerLock
-from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
-from engine.utils.trust import is_shared
-from engine.utils.wait import wait_until
 
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 # Less than `MOVE_TIMEOUT_SECONDS` of `engine.runs.claim`.

@@ -1,7 +1,7 @@
 """Profiles of a run: `RUN/profile/step-NNNNNNNN/profile.json` beside the trace of each rank, `rank-N.json.gz`.
 
-`engine.training.profile` writes them on rank 0, `gputrain runs profile` and the screen read them. Another user may have
-written the file, so its size and all values are bounded, and no link is followed.
+`engine.train.loop.profile` writes them on rank 0, `gputrain runs profile` and the screen read them. Another user may
+have written the file, so its size and all values are bounded, and no link is followed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE
-from engine.runs.folder import RunFolder
-from engine.utils.codec import (
+from engine.base.codec import (
     ENTRIES,
     Count,
     FileRecord,
@@ -28,7 +26,9 @@ from engine.utils.codec import (
     read_record,
     write_record,
 )
-from engine.utils.files import opened_folder
+from engine.base.files import opened_folder
+from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE
+from engine.runs.folder import RunFolder
 
 RECORD_NAME = "profile.json"
 # Profiles that a run keeps; the oldest is deleted.

@@ -21,14 +21,14 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from typing import Any
 
+from engine.base.errors import Problem, UsageError, collect_problems, did_you_mean
+from engine.base.units import format_date
 from engine.config.run_name import normalize_name
 from engine.runs.fields import NO_NAMES, Field, FieldKind, Names, as_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.keys import KEY_PATTERN, parse_key, quote_key, split_unquoted, unquote
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
-from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
-from engine.utils.units import format_date
 
 QUERY_HELP = (
     "Words that must all match: text in name, state, tags or note, or KEY=VALUE, with = != > >= < <= or ~ (contains) "

@@ -12,6 +12,8 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
+from engine.base.codec import replace
+from engine.base.files import config_folder, file_size, is_file
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import (
     NO_RECORD,
@@ -21,8 +23,6 @@ from engine.runs.run_record import (
     with_logged,
     write_summary,
 )
-from engine.utils.codec import replace
-from engine.utils.files import config_folder, file_size, is_file
 
 # Reading as much takes a fifth of a second. Longer journals may come from another user.
 MAX_LISTED_JOURNAL_BYTES = 8 << 20
@@ -139,6 +139,6 @@ def _store(folder: RunFolder, record: RunRecord, journal_bytes: int, stored: Sto
 def _report_crash(folder: RunFolder, record: RunRecord) -> None:
     """Start the process that sends the message that the run has crashed, if it may send any. Raises OSError."""
     if (record.config or {}).get("notify.urls") or os.path.lexists(config_folder() / "notify"):
-        command = [sys.executable, "-P", "-m", "engine.notify.run_messages", str(folder.path)]
+        command = [sys.executable, "-P", "-m", "engine.jobs.notify.run_messages", str(folder.path)]
         null = subprocess.DEVNULL
         subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)  # noqa: S603 (our own)

@@ -13,9 +13,12 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engine.base import codec
+from engine.base.errors import Problem
+from engine.base.files import replace_file
+from engine.base.text import printable
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
-from engine.foreign.figures import Figures
 from engine.runs.event_lines import event_lines
 from engine.runs.events import (
     EpochEvent,
@@ -39,13 +42,10 @@ from engine.runs.run_config import changed_values, read_changed_config
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record, stored_form, write_summary
 from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
-from engine.utils import codec
-from engine.utils.errors import Problem
-from engine.utils.files import replace_file
-from engine.utils.text import printable
+from engine.watch.figures import Figures
 
 if TYPE_CHECKING:
-    from engine.foreign.parameters import Parameters
+    from engine.watch.parameters import Parameters
 
 Listener = Callable[[Event], None]
 # Lists read the record of a live run once a second.

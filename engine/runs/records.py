@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from engine.utils.codec import Count, Finite, Integer, Number, Record, Seconds
+from engine.base.codec import Count, Finite, Integer, Number, Record, Seconds
 
 
 class RankDevice(Record, frozen=True, omit_defaults=True):
@@ -109,7 +109,7 @@ class Bottleneck(Record, frozen=True):
 
 
 class CodeSummary(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The code of a run in short, see `engine.code`."""
+    """The code of a run in short, see `engine.jobs.code`."""
 
     commit: str
     """The commit that was checked out when the run was made; "" before the first commit."""

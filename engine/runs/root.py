@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from engine.utils.files import expand_user, is_file
+from engine.base.files import expand_user, is_file
 
 # Stands for the newest run on the command line.
 LAST_RUN = "last"

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from engine.base.codec import InvalidRecordError, convert
+from engine.base.files import read_bytes
 from engine.runs.run_record import ConfigValue
-from engine.utils.codec import InvalidRecordError, convert
-from engine.utils.files import read_bytes
 
 # A complete config has 6 KB. PyYAML takes 5 ms for each KB.
 MAX_LISTED_CONFIG_BYTES = 1 << 14

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.base.errors import file_errors
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
 from engine.runs.root import is_listed
 from engine.runs.run_row import RunRow, read_row
-from engine.utils.errors import file_errors
 
 # A folder that was changed less than this before it was read may change again without another modification time.
 # FAT has a resolution of 2 s.

@@ -14,11 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from engine.foreign.activity import Activity
-from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import METRIC_PREFIX, METRICS, ODD_PREFIX, OWN_GROUPS, Unit
-from engine.runs.records import Bottleneck, CodeSummary, RankDevice
-from engine.utils.codec import (
+from engine.base.codec import (
     ENTRIES,
     Count,
     FileRecord,
@@ -36,8 +32,12 @@ from engine.utils.codec import (
     replace,
     write_record,
 )
-from engine.utils.files import read_file
-from engine.utils.text import list_names
+from engine.base.files import read_file
+from engine.base.text import list_names
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.metrics import METRIC_PREFIX, METRICS, ODD_PREFIX, OWN_GROUPS, Unit
+from engine.runs.records import Bottleneck, CodeSummary, RankDevice
+from engine.watch.activity import Activity
 
 MAX_RECORD_BYTES = 1 << 22
 

@@ -1,6 +1,6 @@
 """One run as a row of a list: its record, and what only a reader can tell, such as whether its owner lives.
 
-`engine.runs.run_list` reads the rows of a folder, `engine.runs.query` filters and sorts them, `tui.tables.runs`
+`engine.runs.run_list` reads the rows of a folder, `engine.runs.query` filters and sorts them, `tui.screens.tables.runs`
 formats them.
 """
 
@@ -12,6 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from engine.base.codec import asdict
+from engine.base.text import printable
+from engine.base.units import format_duration
 from engine.runs.claim import MAX_TEXT_CHARS, observe_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.runs.labels import NO_LABELS, RunLabels, read_labels
@@ -26,9 +29,6 @@ from engine.runs.run_record import (
     shown_state,
     stored_form,
 )
-from engine.utils.codec import asdict
-from engine.utils.text import printable
-from engine.utils.units import format_duration
 
 UNREADABLE = "unreadable"
 """What lists show in place of the state of a run whose files cannot be read."""

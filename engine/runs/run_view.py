@@ -12,6 +12,8 @@ from functools import cached_property, lru_cache
 from operator import is_, itemgetter
 from typing import Any
 
+from engine.base.errors import UsageError
+from engine.base.text import pluralize, printable
 from engine.runs.fields import (
     COMMAND_PREFIX,
     NO_NAMES,
@@ -28,8 +30,6 @@ from engine.runs.monitor import record_monitor
 from engine.runs.query import Query, parse_query
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials, group_trials
-from engine.utils.errors import UsageError
-from engine.utils.text import pluralize, printable
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.base.files import file_size
 from engine.runs.control import RequestName, send_request
 from engine.runs.events import CheckpointSaved, ControlEvent, Event, Profiled, RunContinued, RunPaused, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalReader
 from engine.runs.record_completion import open_run
-from engine.utils.files import file_size
 
 ANSWERS = (CheckpointSaved, ControlEvent, Profiled, RunContinued, RunPaused, WarningEvent)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.foreign.points import PointColumns
-from engine.utils.codec import finite
+from engine.base.codec import finite
+from engine.watch.points import PointColumns
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

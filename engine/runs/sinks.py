@@ -1,7 +1,7 @@
 """Outputs that a run can do without: log, record, TensorBoard, messages, readings of its GPUs.
 
 A `Sink` calls what writes such an output. If that fails, it warns once, switches the output off and tries again later,
-so that no error of an output ends the run. `engine.runs.recorder` and `engine.launch` use it.
+so that no error of an output ends the run. `engine.runs.recorder` and `engine.jobs.launch` use it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import time
 from collections.abc import Callable
 
-from engine.utils.errors import Problem
+from engine.base.errors import Problem
 
 RETRY_SECONDS = 30.0
 # An output that fails again and again is reported no more often.

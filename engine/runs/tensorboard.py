@@ -3,7 +3,7 @@ the latest step event) and `top5`; and the loss of each step, with the learning 
 
 `engine.runs.recorder` calls it after each step event and epoch. Training, validation and EMA metrics are separate
 TensorBoard runs, whose steps are epochs. Those of the run `steps` are optimizer steps.
-`engine.utils.event_file` encodes the records.
+`engine.base.event_file` encodes the records.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from engine.base.event_file import scalars_record, session_start_record, version_record
+from engine.base.files import append_to_file
 from engine.runs.events import EpochEvent, StepEvent
 from engine.runs.records import Scores
-from engine.utils.event_file import scalars_record, session_start_record, version_record
-from engine.utils.files import append_to_file
 
 # Events that wait while the files cannot be written. With 2 steps per second and 10 steps per event, 14 hours of them.
 MAX_WAITING_STEP_EVENTS = 10_000

@@ -1,7 +1,7 @@
 """The trials of a sweep as one row of a run list, which otherwise has more trials than runs.
 
 `gputrain runs` and the run list of the screen fold the rows that they show. `RunFolder.sweep` decides which runs are
-trials, and `engine.sweeps` runs them.
+trials, and `engine.jobs.sweeps` runs them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
+from engine.base.codec import FileRecord, Meta, find_record, replace
 from engine.runs.folder import RunState
 from engine.runs.monitor import record_monitor
 from engine.runs.run_row import RunRow
-from engine.utils.codec import FileRecord, Meta, find_record, replace
 
 BEST_TRIAL_FILE = "best.json"
 MAX_BEST_TRIAL_BYTES = 4096

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from attack import Stage, perform
 
+from engine.base.codec import replace
 from engine.runs.events import RunFinished
 from engine.runs.journal import to_line
-from engine.utils.codec import replace
 
 sys.path.append(str(Path(__file__).parent.parent))
 

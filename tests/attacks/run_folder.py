@@ -9,12 +9,12 @@ from pathlib import Path
 
 from attack import ATTACKER_UID, Stage, perform
 
+from engine.base.codec import replace
 from engine.config.loader import resolve_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import RunFinished
 from engine.runs.journal import to_line
-from engine.utils.codec import replace
 
 sys.path.append(str(Path(__file__).parent.parent))
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from attack import Stage, perform
 
-from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
-from engine.data.sources.folder import _readable_images, record_name
-from engine.utils.files import make_user_folder
-from engine.utils.libraries import installed_version
+from engine.base.files import make_user_folder
+from engine.base.libraries import installed_version
+from engine.train.data.sources.decoded_cache import DecodedChunks, load_or_decode
+from engine.train.data.sources.folder import _readable_images, record_name
 from tui.form.model import load_last_form
 
 PLANT_PROGRAM = """

@@ -2,7 +2,7 @@
 
 `python tests/bench/allreduce.py` needs root, `ip` and `tc`: each process of a group has a network namespace whose link
 has a limited rate. The two numbers of the model come from two processes alone. Times are the least of several: a busy
-host only adds. `engine/distributed/SCALE.md` has the results.
+host only adds. `engine/train/distributed/SCALE.md` has the results.
 """
 
 from __future__ import annotations

@@ -32,12 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from engine.data.batch import DeviceBatch
-from engine.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
 from engine.runs.control import RequestCounters
-from engine.training.evaluation import evaluate
-from engine.training.loop import train_step
-from engine.training.trainer import Trainer
+from engine.train.data.batch import DeviceBatch
+from engine.train.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
+from engine.train.loop.evaluation import evaluate
+from engine.train.loop.loop import train_step
+from engine.train.loop.trainer import Trainer
 from support.runs.in_process import PremadeBatches, single_rank_trainer
 
 BATCHES = 8

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from engine.config.loader import resolve_config
-from engine.distributed.watchdog import Heartbeat, Phase, lagging_ranks
-from engine.launch.phases import claim
-from engine.launch.request import RunRequest
-from engine.launch.supervise import requeue_clause
-from engine.training.checkpoint import load_newest
-from engine.training.log import SkippedSteps
+from engine.jobs.launch.phases import claim
+from engine.jobs.launch.request import RunRequest
+from engine.jobs.launch.supervise import requeue_clause
+from engine.train.distributed.watchdog import Heartbeat, Phase, lagging_ranks
+from engine.train.loop.checkpoint import load_newest
+from engine.train.loop.log import SkippedSteps
 from support.gputrain_command import Gputrain, find_rank_pids, read_events, read_failures, wait_for
 from support.messages import says
 from support.runs.event_factories import make_run_started

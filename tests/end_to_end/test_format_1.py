@@ -16,8 +16,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine.base.locks import take_write_lock
 from engine.gpus.reservation_reader import read_reservations
-from engine.queue.state import QueueStage, read_queue_state
+from engine.jobs.queue.state import QueueStage, read_queue_state
+from engine.jobs.sweeps.folder import SweepFolder
+from engine.jobs.sweeps.settings import read_settings
+from engine.jobs.sweeps.status import SweepReader
 from engine.runs.claim import read_claim
 from engine.runs.control import consume_requests
 from engine.runs.evaluations import read_evaluations
@@ -25,16 +29,12 @@ from engine.runs.folder import RunFolder
 from engine.runs.inspection import read_inspection
 from engine.runs.labels import read_labels
 from engine.runs.profile_file import newest_profile
-from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import read_settings
-from engine.sweeps.status import SweepReader
-from engine.training.checkpoint import check_content, load_checkpoint
-from engine.utils.locks import take_write_lock
+from engine.train.loop.checkpoint import check_content, load_checkpoint
 from support.gputrain_command import ROOT, Gputrain, effective_events
 from support.runs.trained_run import call
 from tui.form.model import load_last_form
-from tui.palette import PALETTES
-from tui.theme import initial_palette
+from tui.terminal.palette import PALETTES
+from tui.terminal.theme import initial_palette
 
 FORMAT_1 = ROOT / "tests" / "recordings" / "format-1"
 RESUMED = json.loads((FORMAT_1 / "resumed.json").read_text())

@@ -13,10 +13,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.base.errors import UsageError
 from engine.config.loader import ResolvedConfig, resolve_config
 from engine.config.schema import Config, as_dict, fields, sections
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.utils.errors import UsageError
 
 # Deterministic examples. To try many more:
 # GPUTRAIN_FUZZ=20000 pytest --timeout=0 tests/end_to_end/test_fuzz.py

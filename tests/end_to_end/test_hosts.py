@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.hosts.channel import HostUnreachableError, run_on
-from engine.hosts.reading import HostReading, HostState
-from engine.hosts.watch import HostWatch
-from engine.utils.threads import in_background
-from engine.utils.wait import wait_until
+from engine.base.threads import in_background
+from engine.base.wait import wait_until
+from engine.jobs.hosts.channel import HostUnreachableError, run_on
+from engine.jobs.hosts.reading import HostReading, HostState
+from engine.jobs.hosts.watch import HostWatch
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT, isolated_gputrain, read_events
 from support.servers.ssh_server import SshServers, make_key
@@ -92,7 +92,8 @@ def test_refused_key_needs_person(servers: SshServers) -> None:
 
 def test_closed_watch_leaves_no_process_and_no_socket(servers: SshServers) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", "import sys; from engine.hosts.watch import HostWatch; w = HostWatch(['lab1', 'lab2']); "
+        [sys.executable, "-c", "import sys; from engine.jobs.hosts.watch import HostWatch\n"
+         "w = HostWatch(['lab1', 'lab2']); "
          "print(w.first_readings()[0].state, flush=True); sys.stdin.read(); w.close()"],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
@@ -102,7 +103,9 @@ def test_closed_watch_leaves_no_process_and_no_socket(servers: SshServers) -> No
 
 
 def test_killed_watch_leaves_no_process(servers: SshServers) -> None:
-    program = "import time; from engine.hosts.watch import HostWatch; w = HostWatch(['lab1']); w.first_readings(); "
+    program = (
+        "import time; from engine.jobs.hosts.watch import HostWatch; w = HostWatch(['lab1']); w.first_readings(); "
+    )
     with subprocess.Popen([sys.executable, "-c", f"{program} time.sleep(100)"], cwd=ROOT) as process:
         assert wait_until(lambda: sessions(servers), TIMEOUT_SECONDS)
         time.sleep(1.0)

@@ -12,13 +12,13 @@ import psutil
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from engine.distributed.messages import merge_problems
-from engine.distributed.rank_env import RankInfo, slurm_step_port
-from engine.launch.handshake import RankZeroEndedError, exit_code_of_rank_0, share_exit_code, wait_for_key
-from engine.launch.node import collect_preflights, share_preflight
-from engine.utils.errors import Problem
-from engine.utils.exit_codes import ExitCode
-from engine.utils.process import SignalHandler
+from engine.base.errors import Problem
+from engine.base.exit_codes import ExitCode
+from engine.base.process import SignalHandler
+from engine.jobs.launch.handshake import RankZeroEndedError, exit_code_of_rank_0, share_exit_code, wait_for_key
+from engine.jobs.launch.node import collect_preflights, share_preflight
+from engine.train.distributed.messages import merge_problems
+from engine.train.distributed.rank_env import RankInfo, slurm_step_port
 from support.gputrain_command import GPUTRAIN, Gputrain, SharedGputrain, read_events, without_timings
 from support.messages import says
 from support.runs.factories import find_free_port
@@ -182,7 +182,7 @@ def test_wait_for_key_ends_with_rank_0() -> None:
 
 def test_problems_of_all_ranks_are_reported_once_and_name_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
     store, own_problem = HashStore(), Problem("data.path", "/data does not exist", "give another", code="not-found")
-    monkeypatch.setattr("engine.launch.node.socket.gethostname", lambda: "n1")
+    monkeypatch.setattr("engine.jobs.launch.node.socket.gethostname", lambda: "n1")
     lost = Problem("device.gpus", "GPU 3 is lost", code="gpu-lost")
     share_preflight(RankInfo(1, 3, 0, 1), store, [own_problem, lost])
     share_preflight(RankInfo(2, 3, 0, 1), store, [])

@@ -22,7 +22,7 @@ from support.gputrain_command import Gputrain, wait_for
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, write_run_record
 from tui.cli.main import app
-from tui.pollers.run import RunPoller
+from tui.screens.pollers.run import RunPoller
 
 HOUR = 3600
 DAY, WEEK = 24 * HOUR, 7 * 24 * HOUR

@@ -8,7 +8,7 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
-from engine.optim.lr_range import LrRange
+from engine.train.optim.lr_range import LrRange
 from support.gputrain_command import Gputrain
 from support.messages import says
 from tui.cli.main import app

@@ -14,8 +14,8 @@ import pytest
 
 from engine.config.schema import Config
 from engine.gpus.reservation import Reservation, user_lock
-from engine.launch.handshake import continue_run_of_agents
-from engine.launch.request import RunRequest
+from engine.jobs.launch.handshake import continue_run_of_agents
+from engine.jobs.launch.request import RunRequest
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.ownership import Ownership, claim_run

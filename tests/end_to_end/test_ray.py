@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from engine.batch.ray import Ray
+from engine.runs.batch.ray import Ray
 from support.gputrain_command import Gputrain, shown_state, step_losses, wait_for
 from support.ports import free_ports
 

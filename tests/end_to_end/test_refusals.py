@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.base.errors import Problem
 from engine.config.loader import resolve_config
 from engine.gpus.monitor import first_snapshot, open_monitor
 from engine.gpus.snapshot import SamplerOptions
-from engine.launch.preflight import find_problems
+from engine.jobs.launch.preflight import find_problems
 from engine.runs.ownership import claim_run
-from engine.utils.errors import Problem
 from support.gputrain_command import GPUTRAIN, Gputrain, clean_environment
 from support.messages import has_problem, says
 from support.runs.trained_run import call

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine.gpus.reservation_reader import read_reservations
-from engine.sweeps.folder import SweepFolder
-from engine.sweeps.status import SweepReader, SweepStatus
+from engine.jobs.sweeps.folder import SweepFolder
+from engine.jobs.sweeps.status import SweepReader, SweepStatus
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import Gputrain, read_events, wait_for
 

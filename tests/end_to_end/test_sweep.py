@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sweeps.folder import SweepFolder
-from engine.sweeps.status import SweepReader
+from engine.jobs.sweeps.folder import SweepFolder
+from engine.jobs.sweeps.status import SweepReader
 from support.gputrain_command import Gputrain, effective_events, last_checkpoint_weights, read_events
 from support.runs.in_process import train_in_process
 

@@ -13,8 +13,8 @@ from PIL import Image
 from engine.config.loader import resolve_config
 from engine.config.task_section import TaskName
 from engine.config.tasks import TASK_FACTS
-from engine.data.sources.open import open_source
 from engine.runs.evaluations import read_evaluations
+from engine.train.data.sources.open import open_source
 from support.gputrain_command import Gputrain
 from support.messages import says
 from support.runs.trained_run import call

@@ -166,7 +166,7 @@ def fake_logind(folder: Path, kill: str, linger: str) -> None:
 
 
 def test_launch_run_uses_systemd_scope_or_warns_about_logout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tui.launcher import launch_run
+    from tui.screens.launcher import launch_run
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     messages = {}

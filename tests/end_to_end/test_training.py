@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from engine.config.loader import resolve_config
-from engine.data.augment.batch_ops import normalize
-from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
-from engine.distributed.failures import NonFiniteLossError
-from engine.models.factory import build_model
 from engine.runs.events import Event, StepEvent
-from engine.training.train import run_training
+from engine.train.data.augment.batch_ops import normalize
+from engine.train.data.sources.formats import model_input_format
+from engine.train.data.sources.open import open_source
+from engine.train.distributed.failures import NonFiniteLossError
+from engine.train.loop.train import run_training
+from engine.train.models.factory import build_model
 from support.gputrain_command import Gputrain, SharedGputrain, read_events
 from support.messages import raises_problem, says
 from support.runs.in_process import single_rank_trainer

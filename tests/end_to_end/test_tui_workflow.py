@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from support.gputrain_command import Gputrain
 from support.screen.demo_app import no_gpu_feed, visible_text, wait_until
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 
 PATIENCE = 60.0
 

@@ -15,8 +15,8 @@ PROGRAM = """
 import asyncio
 from pathlib import Path
 import engine
-from tui.app import GputrainApp
-from tui.demo.server import DemoServer
+from tui.screens.app import GputrainApp
+from tui.screens.demo.server import DemoServer
 
 async def main():
     async with GputrainApp(Path("nowhere")).run_test() as pilot:

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from engine.data.sources.tar_index import load_index
+from engine.train.data.sources.tar_index import load_index
 
 
 def dataset_file(root: Path) -> Path:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from inputs import RAW_BYTES, damaged, json_files, json_line_files, large_json_files, large_yaml_files, yaml_files
 from readers import Reader
 
-from engine.command.try_parse import try_parse
-from engine.foreign.folders import RunFollower, find_runs
-from engine.foreign.output_metrics import OutputMetrics
-from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, MAX_TEXT_LENGTH, Parameters, read_parameters
-from engine.foreign.reading import MAX_NAME_LENGTH, MAX_STEP, Reading
+from engine.jobs.command.try_parse import try_parse
+from engine.watch.folders import RunFollower, find_runs
+from engine.watch.output_metrics import OutputMetrics
+from engine.watch.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, MAX_TEXT_LENGTH, Parameters, read_parameters
+from engine.watch.reading import MAX_NAME_LENGTH, MAX_STEP, Reading
 from support.foreign import event, event_file, field, scalar, session_start, wandb_file, wandb_record
 
 MAX_POLLS = 40

@@ -2,7 +2,7 @@
 
 `PYTHONPATH=.:tests python tests/fuzz/fuzz_readers.py 20000 [READER ...]` prints a line for each reader, and fails with
 the traceback and the input if a reader raises an undocumented exception or takes too much memory. A record is named
-like `engine.launch.node.NodeGpus`.
+like `engine.jobs.launch.node.NodeGpus`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from inputs import large_json_files
 from readers import READERS, Reader
 from record_readers import NUM_DAMAGED, fuzz_record, read_record
 
-from engine.utils.codec import MAX_JSON_BYTES, FileRecord, Record
-from engine.utils.errors import UsageError
+from engine.base.codec import MAX_JSON_BYTES, FileRecord, Record
+from engine.base.errors import UsageError
 from support.records import record_classes, record_name
 
 MAX_BYTES = 1_000_000_000

@@ -29,14 +29,14 @@ from run_readers import (
     run_file,
 )
 
+from engine.base.codec import MAX_JSON_BYTES, encode
+from engine.base.errors import Problem, UsageError
 from engine.config.loader import resolve_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.data.sources.tar_index import ShardError
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
-from engine.utils.codec import MAX_JSON_BYTES, encode
-from engine.utils.errors import Problem, UsageError
+from engine.train.data.sources.tar_index import ShardError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inputs import json_files, odd_documents
 from msgspec import inspect
 
-from engine.utils.codec import InvalidRecordError, Record, decode, encode
+from engine.base.codec import InvalidRecordError, Record, decode, encode
 from support.records import record_name
 
 # Documents with several changes for each valid one. To draw one takes a millisecond, to replace a single value 50 us.

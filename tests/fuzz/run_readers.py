@@ -9,6 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.base.codec import decode, encode, to_builtins
+from engine.base.errors import UsageError
+from engine.report.charts import run_charts
+from engine.report.table import plain_lines
 from engine.runs import ownership
 from engine.runs.control import RequestCounters, consume_requests
 from engine.runs.curves import Curves
@@ -25,20 +29,16 @@ from engine.runs.record_completion import open_run
 from engine.runs.records import GpuSample
 from engine.runs.run_record import StoredForm, read_back, stored_form
 from engine.runs.run_row import make_row
-from engine.show.charts import run_charts
-from engine.show.table import plain_lines
-from engine.utils.codec import decode, encode, to_builtins
-from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.charts.plot import plot
 from tui.charts.view import ChartView, curves_for
-from tui.pollers.files import watch_evaluations
-from tui.pollers.run import RunPoller, read_log_tail
+from tui.screens.pollers.files import watch_evaluations
+from tui.screens.pollers.run import RunPoller, read_log_tail
 from tui.screens.run_progress import progress_line
-from tui.tables.confusion import matrix_lines
-from tui.tables.ranks import rank_lines
-from tui.tables.runs import fit_monitor_list, fit_run_list, listed_columns, monitor_line, run_list_line
+from tui.screens.tables.confusion import matrix_lines
+from tui.screens.tables.ranks import rank_lines
+from tui.screens.tables.runs import fit_monitor_list, fit_run_list, listed_columns, monitor_line, run_list_line
 
 HOST = os.uname().nodename
 

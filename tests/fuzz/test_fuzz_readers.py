@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from record_readers import fuzz_record
 
-from engine.utils.codec import Record
+from engine.base.codec import Record
 from support.records import record_classes
 
 PROGRAM = Path(__file__).with_name("fuzz_readers.py")

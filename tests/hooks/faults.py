@@ -89,4 +89,4 @@ def install() -> None:
     for fault in faults:
         if fault["kind"] == "fork":
             limit_forks(fault["rank"])
-    call_after_import("engine.training.loop", lambda loop: install_faults(loop, faults))
+    call_after_import("engine.train.loop.loop", lambda loop: install_faults(loop, faults))

@@ -2,7 +2,7 @@
 
 The images of the digits are real ones, what a model makes of them is not.
 
-They are in `tui/demo/data/`. Rerun after a change of a format: `python tests/recordings/make_demo.py`.
+They are in `tui/screens/demo/data/`. Rerun after a change of a format: `python tests/recordings/make_demo.py`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pathlib import Path
 import numpy as np
 from make_eight_gpus import BEGIN, GIB, gpu, known_reading, process, values
 
+from engine.base.codec import FORMAT, encode
 from engine.config.loader import validate_config
 from engine.config.schema import Config, as_dict
 from engine.config.yaml_io import to_yaml
 from engine.gpus.snapshot import Gpu, Snapshot, SnapshotSource
-from engine.optim.lr_schedule import lr_factor
 from engine.runs.evaluations import DenseConfusion, StoredEvaluation, to_confusion
 from engine.runs.events import CheckpointSaved, EpochEvent, Event, GpuEvent, RunFinished, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import PART_NAMES, Inspection, InspectionInfo, write_inspection
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming
-from engine.utils.codec import FORMAT, encode
+from engine.train.optim.lr_schedule import lr_factor
 from support.replace import replace
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT / "tui" / "demo" / "data"
-DIGITS = ROOT / "engine" / "data" / "sources" / "digits.npz"
+DATA = ROOT / "tui" / "screens" / "demo" / "data"
+DIGITS = ROOT / "engine" / "train" / "data" / "sources" / "digits.npz"
 HOST = "demo-server"
 IMAGE_FORMAT = "224 x 224 pixels"
 LOG_EVERY, GPUS_EVERY = 10, 60  # steps

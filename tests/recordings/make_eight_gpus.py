@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from engine.base.codec import encode
 from engine.gpus.snapshot import (
     STATIC_READINGS,
     UNITS,
@@ -20,7 +21,6 @@ from engine.gpus.snapshot import (
     SnapshotSource,
     with_units,
 )
-from engine.utils.codec import encode
 
 BEGIN = 1_760_000_000.0
 SECONDS = 12

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from engine.training.batch_size import NCCL_BYTES
+from engine.train.loop.batch_size import NCCL_BYTES
 from support.gpu.fake_cuda import Rehearsal, run_started
 from support.gpu.fake_gpu_host import gpu_line
 from support.gputrain_command import read_events, read_failures

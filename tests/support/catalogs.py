@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from engine.models import catalog
-from engine.optim import timm_optimizers
-from engine.utils import libraries
-from engine.utils.codec import decode, encode
-from engine.utils.files import exclusive_lock
+from engine.base import libraries
+from engine.base.codec import decode, encode
+from engine.base.files import exclusive_lock
+from engine.train.models import catalog
+from engine.train.optim import timm_optimizers
 
 
 class AnswerOfHelper:

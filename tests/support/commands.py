@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.command.process_tree import CommandProcess
-from engine.utils.process_table import ProcessId, read_stat
+from engine.base.process_table import ProcessId, read_stat
+from engine.jobs.command.process_tree import CommandProcess
 from support.gputrain_command import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ _SUPERVISOR = f"""
 import sys, time
 from pathlib import Path
 sys.path += {[str(ROOT), str(ROOT / "tests")]!r}
-from engine.command.membership import leave_outer_run
+from engine.jobs.command.membership import leave_outer_run
 from support.commands import names_of, started
 from support.gputrain_command import wait_for
 leave_outer_run()

@@ -8,10 +8,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.foreign.event_records import length_checksum
-from engine.foreign.points import Point
-from engine.foreign.reading import POLL_BYTES, Source
-from engine.foreign.wandb_log import BLOCK_BYTES, FILE_HEADER
+from engine.watch.event_records import length_checksum
+from engine.watch.points import Point
+from engine.watch.reading import POLL_BYTES, Source
+from engine.watch.wandb_log import BLOCK_BYTES, FILE_HEADER
 
 
 def varint(value: int) -> bytes:

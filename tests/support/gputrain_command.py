@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from engine.utils.files import exclusive_lock
+from engine.base.files import exclusive_lock
 
 T = TypeVar("T")
 
@@ -169,7 +169,7 @@ def find_rank_starter(supervisor: subprocess.Popen[str], gputrain: Gputrain) -> 
         (
             process
             for process in processes
-            if process.ppid() == supervisor.pid and "engine.launch.rank_starter" in str(process.cmdline())
+            if process.ppid() == supervisor.pid and "engine.jobs.launch.rank_starter" in str(process.cmdline())
         ),
         None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.utils.files import replace_file
+from engine.base.files import replace_file
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

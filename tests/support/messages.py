@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.utils.errors import CodedError, Problem, UsageError
+from engine.base.errors import CodedError, Problem, UsageError
 
 ROOT = Path(__file__).parents[2]
 PLACEHOLDER = "{}"

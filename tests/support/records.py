@@ -1,4 +1,4 @@
-"""All records of `engine.utils.codec` that gputrain declares, and the parts of their types."""
+"""All records of `engine.base.codec` that gputrain declares, and the parts of their types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import inspect
 
-from engine.utils.codec import Record
+from engine.base.codec import Record
 
 ROOT = Path(__file__).parents[2]
 

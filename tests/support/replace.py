@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from engine.utils import codec
+from engine.base import codec
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.foreign.folders import ForeignRun, RunFollower, find_runs
-from engine.foreign.parameters import read_parameters
+from engine.watch.folders import ForeignRun, RunFollower, find_runs
+from engine.watch.parameters import read_parameters
 
 FOLDER = Path(__file__).parent
 ENVIRONMENTS = os.environ.get("GPUTRAIN_TRAINERS", "")

@@ -11,9 +11,9 @@ from textual.app import App
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
-from engine.data.sources.base import ImageSource
-from engine.launch import preflight_process
-from engine.utils.codec import Record, decode, encode
+from engine.base.codec import Record, decode, encode
+from engine.jobs.launch import preflight_process
+from engine.train.data.sources.base import ImageSource
 
 notify = App.notify
 parse_rules = Stylesheet._parse_rules

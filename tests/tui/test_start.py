@@ -10,9 +10,9 @@ from engine.gpus.snapshot import Snapshot
 from support.gputrain_command import Gputrain
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot, visible_text, wait_until
 from support.screen.terminal import Terminal
-from tui.app import GputrainApp
-from tui.pollers.host import GpuPoller
-from tui.pollers.watched import RefreshIntervals
+from tui.screens.app import GputrainApp
+from tui.screens.pollers.host import GpuPoller
+from tui.screens.pollers.watched import RefreshIntervals
 
 
 class OneSnapshotPoller(GpuPoller):

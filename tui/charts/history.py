@@ -14,8 +14,8 @@ from typing import cast
 from rich.text import Text
 
 from engine.gpus.snapshot import Gpu, Snapshot
-from engine.show.readings import READINGS
-from tui.palette import MUTED, load_style
+from engine.report.readings import READINGS
+from tui.terminal.palette import MUTED, load_style
 
 # Seconds per bucket and number of buckets: 10 minutes, 3 hours and 2 days.
 LEVELS = ((1.0, 600), (10.0, 1080), (120.0, 1440))

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from rich.text import Text
 
-from engine.show.table import Line
-from tui.palette import LOADS, MUTED, TRACK
+from engine.report.table import Line
+from tui.terminal.palette import LOADS, MUTED, TRACK
 
 # They differ without color, too.
 SQUARE, EMPTY = "■", "□"

@@ -1,4 +1,4 @@
-"""Plots of curves as lines of text; `tui.widgets.chart` shows them.
+"""Plots of curves as lines of text; `tui.screens.widgets.chart` shows them.
 
 plotext draws the curves, each reduced to at most two points per column of Braille dots, because its run time grows with
 the points. Axes and labels are drawn here, by the same mapping from values to characters: a label and the curve beside
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
+from engine.base.ticks import log_ticks, tick_labels, ticks
 from engine.runs.curves import BlockSeries
 from engine.runs.series import FloatArray, Series, downsample_min_max, line_values, mask_nonpositive, smooth
-from engine.utils.ticks import log_ticks, tick_labels, ticks
 from tui.charts.plotext_internals import skip_color_search
-from tui.palette import MUTED, pale_style
+from tui.terminal.palette import MUTED, pale_style
 
 # A Braille character is two dots wide.
 DOTS_PER_COLUMN = 2

@@ -1,6 +1,6 @@
 """The charts of a sweep: the curves of its trials, and its values over those of one searched key.
 
-`tui.screens.sweep` shows them with the other panels; `engine.sweeps.status` has the trials.
+`tui.screens.sweep` shows them with the other panels; `engine.jobs.sweeps.status` has the trials.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.base.ticks import log_ticks, tick_labels
 from engine.runs.curves import BlockSeries, Series
-from engine.utils.ticks import log_ticks, tick_labels
 from tui.charts.plot import Curve, PlotWindow
-from tui.palette import SERIES, pale_style
+from tui.terminal.palette import SERIES, pale_style
 
 if TYPE_CHECKING:
-    from engine.sweeps.space import Space, Value
-    from engine.sweeps.status import SweepStatus, TrialRow
+    from engine.jobs.sweeps.space import Space, Value
+    from engine.jobs.sweeps.status import SweepStatus, TrialRow
 
 # Each takes a millisecond; more cover each other.
 MAX_CURVES = 60
@@ -55,7 +55,7 @@ def param_curves(status: SweepStatus, key: str) -> tuple[list[Curve], PlotWindow
 
 def axis_position(space: Space, value: Value) -> float:
     """Return the position of a value on the axis of its key."""
-    from engine.sweeps.space import Choices, value_text
+    from engine.jobs.sweeps.space import Choices, value_text
 
     if isinstance(space, Choices):
         text = value_text(value)
@@ -64,7 +64,7 @@ def axis_position(space: Space, value: Value) -> float:
 
 
 def _axis(space: Space) -> PlotWindow:
-    from engine.sweeps.space import Choices
+    from engine.jobs.sweeps.space import Choices
 
     if isinstance(space, Choices):
         places = tuple((float(index), value) for index, value in enumerate(space.values))

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.base.text import printable
+from engine.base.units import format_number, format_score
+from engine.report.charts import CHARTS, Chart, MeasuredOn, curve_labels
 from engine.runs.curves import X_AXES, Curves, XAxis
 from engine.runs.metrics import Better
-from engine.show.charts import CHARTS, Chart, MeasuredOn, curve_labels
-from engine.utils.text import printable
-from engine.utils.units import format_number, format_score
 from tui.charts.plot import Curve, PlotWindow
-from tui.palette import series_style
+from tui.terminal.palette import series_style
 
 SMOOTHING_LEVELS = (0.0, 0.02, 0.1)
 CURSOR_STEP_SHARE = 0.01

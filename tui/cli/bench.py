@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.bench.report import Speed, with_speed_ups
-from engine.launch.gpu_usage import waiting_emitter
+from engine.base.errors import UsageError
+from engine.base.text import pluralize, printable
+from engine.base.units import UNKNOWN, format_count, format_rate, format_share
+from engine.jobs.launch.gpu_usage import waiting_emitter
+from engine.report.table import Align, Column, plain_lines
 from engine.runs.event_lines import event_line
 from engine.runs.metrics import METRICS
-from engine.show.table import Align, Column, plain_lines
-from engine.utils.errors import UsageError
-from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN, format_count, format_rate, format_share
+from engine.train.bench.report import Speed, with_speed_ups
 from tui.cli.command import command
 from tui.cli.config_arguments import (
     ConfigArguments,
@@ -28,10 +28,10 @@ from tui.cli.config_arguments import (
 )
 from tui.cli.console import print_json, print_warning
 from tui.cli.options import JsonOption, TrustCodeOption
-from tui.launcher import gputrain_command
+from tui.screens.launcher import gputrain_command
 
 if TYPE_CHECKING:
-    from engine.bench.runner import BenchPlan
+    from engine.train.bench.runner import BenchPlan
 
 
 DEFAULT_EPOCHS = 3
@@ -64,7 +64,7 @@ def bench(
 
     Speedup is the throughput relative to one rank; efficiency is speedup / ranks.
     """
-    from engine.bench.runner import UNUSED_KEYS, plan_bench, run_bench
+    from engine.train.bench.runner import UNUSED_KEYS, plan_bench, run_bench
 
     file, overrides = split_arguments(arguments)
     resolved = resolve_arguments([file or "digits", *overrides], flags, trust_code=trust_code, unused=UNUSED_KEYS)

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from engine.base.colors import with_colors, without_colors
 from engine.runs.event_lines import CommandOutput
-from engine.utils.colors import with_colors, without_colors
 from tui.cli.terminal import moves_cursor
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class DisconnectSafeStream:
 class OutputPrinter:
     """Prints the output of a command, with its colors if stdout is a terminal.
 
-    A progress bar is drawn again in its place. Every line passes through `engine.utils.colors`, so no other escape
+    A progress bar is drawn again in its place. Every line passes through `engine.base.colors`, so no other escape
     sequence of the command reaches the terminal."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class OutputPrinter:
 
     def _fitted(self, line: str, *, crop: bool = False) -> str:
         """Return a line for this terminal, with its bar shortened. With `crop`, it takes one row."""
-        from tui.tables.log_lines import fit_bar, output_line
+        from tui.screens.tables.log_lines import fit_bar, output_line
 
         width = self._size.columns
         text: Text = fit_bar(output_line(line), width)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from engine.base.errors import Problem
+from engine.base.text import pluralize
 from engine.runs.root import runs_root
-from engine.utils.errors import Problem
-from engine.utils.text import pluralize
 from tui.cli.command import command
 from tui.cli.console import print_json, print_warning, reading_line, table_console
 from tui.cli.options import (
@@ -49,10 +49,10 @@ def compare(
     parameters are compared, and the last and the best value of each metric. What they call val/loss or eval_loss is
     the metric val_loss, as for a run of gputrain. Accuracies in percent keep the name that they were logged with.
     """
-    from engine.code.difference import code_differences
+    from engine.jobs.code.difference import code_differences
+    from engine.report.foreign_run import as_foreign, read_run
     from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions
-    from engine.show.foreign_run import as_foreign, read_run
     from tui.cli.host_runs import read_host_run
 
     directions = read_directions(runs_root(runs_dir))
@@ -74,7 +74,7 @@ def compare(
     if as_json:
         print_json(comparison.to_dict(number))
         return
-    from tui.tables.compare import format_comparison
+    from tui.screens.tables.compare import format_comparison
 
     typer.echo(format_comparison(comparison, table_console().width, number, transposed=transpose))
     for text in [] if others else code_differences(found, number or 0):

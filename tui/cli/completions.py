@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from engine.base.errors import UsageError
 from engine.config.run_name import name_problem
-from engine.utils.errors import UsageError
-from tui.flags import FLAG_TO_KEY
+from tui.form.flags import FLAG_TO_KEY
 
 CONFIG_ENDINGS = (".yaml", ".yml", ".csv")
 # zsh evaluates the words that typer prints for it.
@@ -28,7 +28,7 @@ def complete_runs(ctx: Any, incomplete: str) -> list[str]:
 
 def complete_sweeps(ctx: Any, incomplete: str) -> list[str]:
     """Return the names of the sweeps that begin with a text, in their order."""
-    from engine.sweeps.folder import LAST_SWEEP, is_sweep_folder
+    from engine.jobs.sweeps.folder import LAST_SWEEP, is_sweep_folder
 
     return [*_named_folders(ctx, incomplete, is_sweep_folder), *_starting([LAST_SWEEP], incomplete)]
 
@@ -68,7 +68,7 @@ def complete_described(incomplete: str) -> list[str]:
 
 def complete_models(incomplete: str) -> list[str]:
     """Return the names of the known models that begin with a text."""
-    from engine.models.catalog import cached_model_names
+    from engine.train.models.catalog import cached_model_names
 
     return _starting(cached_model_names(), incomplete)
 

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from engine.base.errors import UsageError, did_you_mean
 from engine.config.command_line import format_value
-from engine.show.table import cell_width, pad
-from engine.utils.errors import UsageError, did_you_mean
+from engine.report.table import cell_width, pad
 from tui.cli.command import command
 from tui.cli.completions import complete_described
 from tui.cli.config_arguments import ConfigArguments, FlagOverrides, config_flags, print_no_effect, resolve_arguments

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.utils.errors import UsageError
+from engine.base.errors import UsageError
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.completions import complete_choices, complete_config, complete_keys, complete_runs
 from tui.cli.console import print_warning
 from tui.cli.help_page import CONFIG_OPTIONS
-from tui.flags import BOOLEAN_FLAGS, FLAG_METAVARS, FLAG_TO_KEY
+from tui.form.flags import BOOLEAN_FLAGS, FLAG_METAVARS, FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.config.code_trust import CodeTrust

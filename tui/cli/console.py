@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.utils.exit_codes import ExitCode
+from engine.base.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from engine.foreign.points import Point
+    from engine.base.codec import Record
+    from engine.base.errors import Problem
+    from engine.report.table import Column, Row
     from engine.runs.find import OpenedRun
-    from engine.show.table import Column, Row
-    from engine.utils.codec import Record
-    from engine.utils.errors import Problem
+    from engine.watch.points import Point
 
 NON_TTY_COLUMNS = 120
 # Before a command says that it reads, and between two lines that do.
@@ -31,7 +31,7 @@ MAX_ASKED_LINES = 20
 
 def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
     """Print the titles and all cells of a table in full."""
-    from engine.show.table import plain_lines
+    from engine.report.table import plain_lines
 
     for line in plain_lines(columns, rows):
         typer.echo(line)
@@ -41,7 +41,7 @@ def print_points(points: Iterable[Point]) -> None:
     """Print the points of curves as CSV. A value that is not finite is nan or inf."""
     import csv
 
-    from engine.show.curve_points import POINT_FIELDS
+    from engine.report.curve_points import POINT_FIELDS
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(POINT_FIELDS)
@@ -53,15 +53,15 @@ def print_points(points: Iterable[Point]) -> None:
 def print_json(values: Record | Mapping[str, Any]) -> None:
     """Print what `--json` prints: one object, whose fields `engine/JSON.md` lists. Text is escaped to printable ASCII,
     and a number that is not finite is null."""
-    from engine.utils.codec import encode_indented
+    from engine.base.codec import encode_indented
 
     typer.echo(encode_indented(_with_format(values)))
 
 
 def print_points_json(name: str, points: Iterable[Point]) -> None:
     """Print the points of a run as an object of JSON, one after another: a million take as much memory as one."""
-    from engine.show.curve_points import point_rows
-    from engine.utils.codec import encode, encode_indented
+    from engine.base.codec import encode, encode_indented
+    from engine.report.curve_points import point_rows
 
     head, _, tail = encode_indented(_with_format({"name": name, "points": []})).decode().rpartition("[]")
     sys.stdout.write(f"{head}[")
@@ -72,13 +72,13 @@ def print_points_json(name: str, points: Iterable[Point]) -> None:
 
 def json_line(values: Record | Mapping[str, Any]) -> str:
     """Return one line of a stream of JSON objects. Each line has the `format`, so a reader needs no other one."""
-    from engine.utils.codec import encode
+    from engine.base.codec import encode
 
     return encode(_with_format(values)).decode()
 
 
 def _with_format(values: Record | Mapping[str, Any]) -> dict[str, Any]:
-    from engine.utils.codec import FORMAT, to_builtins
+    from engine.base.codec import FORMAT, to_builtins
 
     return {"format": FORMAT, **(values if isinstance(values, Mapping) else to_builtins(values))}
 
@@ -109,7 +109,7 @@ def table_console() -> Console:
     """Return a console for lines that fit it; without a terminal it is `COLUMNS` or 120 columns wide."""
     from rich.console import Console
 
-    from tui.palette import ANSI, rich_theme
+    from tui.terminal.palette import ANSI, rich_theme
 
     width_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if width_known else NON_TTY_COLUMNS, theme=rich_theme(ANSI))
@@ -118,7 +118,7 @@ def table_console() -> Console:
 @contextmanager
 def exit_on_usage_error() -> Iterator[None]:
     """Print one line for each problem of a UsageError and exit with code 2."""
-    from engine.utils.errors import UsageError
+    from engine.base.errors import UsageError
 
     try:
         yield
@@ -130,14 +130,14 @@ def exit_on_usage_error() -> Iterator[None]:
 
 def print_error(problem: Problem) -> None:
     """Print an error on stderr, escaped: it may contain the names of other users' runs and files."""
-    from engine.utils.text import printable
+    from engine.base.text import printable
 
     typer.echo(f"error: {printable(str(problem))}", err=True)
 
 
 def print_warning(problem: Problem) -> None:
     """Print a warning on stderr, escaped as an error."""
-    from engine.utils.text import printable
+    from engine.base.text import printable
 
     typer.echo(f"warning: {printable(str(problem))}", err=True)
 
@@ -151,7 +151,7 @@ def ask(question: str, lines: Sequence[str], command: str, *, yes: bool) -> None
     """Ask on the terminal whether to go on; leave with exit code 1 if not. `lines` say what it is about.
 
     Raises UsageError without a terminal."""
-    from engine.utils.errors import UsageError
+    from engine.base.errors import UsageError
 
     if yes:
         return
@@ -176,8 +176,8 @@ def show_progress(text: str) -> None:
 @contextmanager
 def reading_line(runs: Sequence[OpenedRun]) -> Iterator[Callable[[OpenedRun, float], None]]:
     """Yield what shows on a terminal how far the runs of other programs have been read, if that takes long."""
-    from engine.show.table import shorten
-    from engine.utils.text import printable
+    from engine.base.text import printable
+    from engine.report.table import shorten
 
     shown = time.monotonic() + PATIENCE_SECONDS - REFRESH_SECONDS
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.utils.errors import UsageError, file_errors
-from engine.utils.files import expand_user, replace_file
-from engine.utils.output_file import check_output
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_bytes
+from engine.base.errors import UsageError, file_errors
+from engine.base.files import expand_user, replace_file
+from engine.base.output_file import check_output
+from engine.base.text import pluralize, printable
+from engine.base.units import format_bytes
 from tui.cli.command import command
 from tui.cli.config_arguments import (
     ConfigArguments,
@@ -29,7 +29,7 @@ from tui.cli.options import ForceOption, JsonOption, TrustCodeOption, output_opt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from engine.data.pack import PackSummary
+    from engine.train.data.pack import PackSummary
 
 
 @command(
@@ -66,15 +66,15 @@ def show(
     keys = ("model.name", "data.dataset", *(("augment.transform",) if augmented else ()))
     code_trust(resolved, granted=trust_code).check(resolved.config, keys)
     # Imports torch, so only after the checks that need none.
-    from engine.data.checks import check_dataset, dataset_warnings
-    from engine.doctor.dataset import contact_sheet, open_dataset
+    from engine.train.data.checks import check_dataset, dataset_warnings
+    from engine.train.dataset_view import contact_sheet, open_dataset
 
     opened = open_dataset(resolved.config)
     shows = not as_json and sys.stdout.isatty()
     if as_json:
         print_json(opened.to_dict())
     else:
-        from tui.tables.dataset import dataset_lines
+        from tui.screens.tables.dataset import dataset_lines
 
         typer.echo("\n".join(dataset_lines(opened)))
     for warning in dataset_warnings(opened.config, opened.source):
@@ -101,7 +101,7 @@ def show_picture(picture: Image) -> None:
     from rich.console import Console
     from rich.segment import Segment, Segments
 
-    from tui.pictures import draw_picture
+    from tui.terminal.pictures import draw_picture
 
     console = Console()
     # As wide as the terminal, however high: the text above scrolls.
@@ -149,7 +149,7 @@ def pack(
 
     Train on them with data.path=DIR. Classes, training and validation images are those of the folder.
     """
-    from engine.data.pack import DEFAULT_QUALITY, Encoding, PackRequest, scan_for_pack, write_shards
+    from engine.train.data.pack import DEFAULT_QUALITY, Encoding, PackRequest, scan_for_pack, write_shards
 
     if output is None:
         advice = f"name the folder to write: gputrain data pack {folder} -o DIR"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.base.codec import finite
+from engine.base.errors import UsageError
+from engine.base.libraries import check_training
+from engine.base.text import pluralize, printable
 from engine.config.tasks import task_facts
 from engine.runs.checkpoint_files import find_checkpoint
 from engine.runs.folder import RunFolder
-from engine.utils.codec import finite
-from engine.utils.errors import UsageError
-from engine.utils.libraries import check_training
-from engine.utils.text import pluralize, printable
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
 from tui.cli.config_arguments import FlagOverrides, config_flags
@@ -26,10 +26,10 @@ from tui.cli.options import JsonOption, Split, count_option, split_option
 from tui.cli.run_options import ModelOptions, takes_model, takes_run
 
 if TYPE_CHECKING:
-    from engine.inference.evaluate import CheckpointEvaluation
-    from engine.inference.stored_inspection import InspectionRequest
-    from engine.inference.trained_model import TrainedCheckpoint
     from engine.runs.inspection import InspectedImage, Inspection
+    from engine.train.inference.evaluate import CheckpointEvaluation
+    from engine.train.inference.stored_inspection import InspectionRequest
+    from engine.train.inference.trained_model import TrainedCheckpoint
 
 DEFAULT_COUNT = 20
 RESULTS = ("predicted", "true")
@@ -97,8 +97,8 @@ def evaluate(
     Other data has its classes matched by name. Every image is evaluated once, in float32. A list is kept in the folder
     of the run, for the screen and the report, and used again while checkpoint and data are the same.
     """
-    from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
     from engine.runs.inspection import LIST_NAMES
+    from engine.train.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
 
     names = [name.value for name in lists or []]
     overrides = evaluation_overrides(changes or [], flags)
@@ -126,7 +126,7 @@ def evaluate(
     if as_json:
         print_json(inspection_output(inspection, folder, split, shown))
         return
-    from tui.tables.evaluation import inspection_lines
+    from tui.screens.tables.evaluation import inspection_lines
 
     typer.echo("\n".join(inspection_lines(inspection, split, shown)))
     if split != "val" and "label-issues" in shown:
@@ -146,8 +146,8 @@ def evaluation_overrides(changes: Sequence[str], flags: FlagOverrides) -> list[s
 def opened_checkpoint(folder: RunFolder, model: ModelOptions) -> Iterator[tuple[TrainedCheckpoint, str]]:
     """Read the chosen checkpoint and reserve the device to evaluate it on. Raises UsageError."""
     check_training("gputrain evaluate")
-    from engine.inference.device import reserve_device
-    from engine.inference.trained_model import read_trained_checkpoint
+    from engine.train.inference.device import reserve_device
+    from engine.train.inference.trained_model import read_trained_checkpoint
 
     trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
     with reserve_device(model.gpus, folder.name, print_warning) as reserved:
@@ -159,14 +159,14 @@ def print_evaluation(
 ) -> None:
     """Evaluate a checkpoint and print the result. Raises UsageError."""
     with opened_checkpoint(folder, model) as (trained, reserved):
-        from engine.inference.evaluate import evaluate_checkpoint
+        from engine.train.inference.evaluate import evaluate_checkpoint
 
         result = evaluate_checkpoint(trained, overrides, split, reserved)
     print_unread(result.unread, len(result.unread))
     if as_json:
         print_json(evaluation_output(result, trained, folder, split))
     else:
-        from tui.tables.evaluation import evaluation_lines
+        from tui.screens.tables.evaluation import evaluation_lines
 
         typer.echo("\n".join(evaluation_lines(result, trained, split)))
 
@@ -182,7 +182,7 @@ def print_worst_images(
     as_json: bool,
 ) -> None:
     """Print the images with the greatest losses, for a task without classes. Raises UsageError for other lists."""
-    from engine.inference.inspect import find_worst_images
+    from engine.train.inference.inspect import find_worst_images
 
     facts = task_facts(trained.config)
     if other := [name for name in lists if name != ListName.MISTAKES]:
@@ -199,7 +199,7 @@ def print_worst_images(
         header = {"run": folder.name, "checkpoint": trained.path.name, "split": request.part}
         print_json({**header, facts.outputs: list(trained.classes), "lists": {str(ListName.MISTAKES): listed}})
         return
-    from tui.tables.evaluation import worst_image_lines
+    from tui.screens.tables.evaluation import worst_image_lines
 
     typer.echo("\n".join(worst_image_lines(images, facts)))
 
@@ -211,10 +211,10 @@ def evaluate_and_store(
 
     An inspection that cannot be stored is only a warning.
     """
-    from engine.inference.inspect import inspect_checkpoint
+    from engine.train.inference.inspect import inspect_checkpoint
 
     inspection = inspect_checkpoint(folder, trained, request, device)
-    from engine.inference.stored_inspection import keep_inspection
+    from engine.train.inference.stored_inspection import keep_inspection
 
     if (problem := keep_inspection(folder, inspection)) is not None:
         print_warning(problem)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engine.base.errors import Problem
+from engine.base.files import expand_user
+from engine.base.text import printable
 from engine.runs.folder import RunFolder
-from engine.utils.errors import Problem
-from engine.utils.files import expand_user
-from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.completions import complete_evaluation_keys
 from tui.cli.console import print_error, print_json, print_warning
@@ -17,7 +17,7 @@ from tui.cli.options import ForceOption, JsonOption, output_option
 from tui.cli.run_options import ModelOptions, takes_run, takes_weights
 
 if TYPE_CHECKING:
-    from engine.inference.export_proof import Proof
+    from engine.train.inference.export_proof import Proof
 
 Format = Literal["safetensors", "torch-export", "onnx"]
 
@@ -59,9 +59,9 @@ def export(
     preprocess.py, which reads images for it without gputrain; model.json with classes and origin; and a model card. The
     written file is run on validation images and compared with `gputrain predict`.
     """
-    from engine.inference.export import ExportOptions, export_model
-    from engine.inference.export_program import require_libraries
-    from engine.inference.trained_model import read_trained_checkpoint
+    from engine.train.inference.export import ExportOptions, export_model
+    from engine.train.inference.export_program import require_libraries
+    from engine.train.inference.trained_model import read_trained_checkpoint
 
     require_libraries(file_format)
     options = ExportOptions(file_format, force, tuple(changes or ()), images)

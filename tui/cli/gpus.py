@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import typer
 
+from engine.base.codec import encode
+from engine.base.errors import UsageError
+from engine.base.files import expand_user
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
-from engine.utils.codec import encode
-from engine.utils.errors import UsageError
-from engine.utils.files import expand_user
 from tui.cli.console import json_line, print_json, table_console, until_unread
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | 
         while remaining is None or remaining > 0:
             snapshot = _next_snapshot(monitor, options)
             if snapshot.error is not None and snapshot.error != reported_error:
-                from tui.phrases import no_driver_problem
+                from tui.screens.phrases import no_driver_problem
 
                 typer.echo(str(no_driver_problem(snapshot)), err=True)
             reported_error = snapshot.error
@@ -124,8 +124,8 @@ class _SnapshotPrinter:
             else:
                 typer.echo(json_line(snapshot))
             return
-        from tui.tables import joined
-        from tui.tables.processes import snapshot_lines
+        from tui.screens.tables import joined
+        from tui.screens.tables.processes import snapshot_lines
 
         width, processes = self._console.width, self._options.processes
         lines = snapshot_lines(snapshot, width, instances=True, processes=processes)

@@ -95,7 +95,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in self.names() or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        from engine.utils.errors import UsageError
+        from engine.base.errors import UsageError
 
         with exit_on_usage_error():
             raise UsageError([unknown_command_problem(args[0], ctx, list(self.names()), args[1:])])
@@ -201,7 +201,7 @@ class HelpCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         with exit_on_usage_error():
             if self.trains(ctx):
-                from engine.utils.libraries import check_training
+                from engine.base.libraries import check_training
 
                 check_training(ctx.command_path, self.core_advice)
             if any(":" in name for name in _run_names(ctx)):
@@ -217,7 +217,7 @@ class HelpCommand(TyperCommand):
 
     def check_words(self, ctx: Any, args: Sequence[str], commands: Sequence[str]) -> None:
         """Refuse arguments that name, or nearly name, commands of the group that calls this one by default."""
-        from engine.utils.errors import UsageError, nearest
+        from engine.base.errors import UsageError, nearest
 
         words = guard_minus_words(self, args)[1]
         if (word := next((word for word in words if word in commands), None)) is not None:

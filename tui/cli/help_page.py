@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.utils.exit_codes import MEANINGS, ExitCode
-from tui.flags import FLAG_TO_KEY
+from engine.base.exit_codes import MEANINGS, ExitCode
+from tui.form.flags import FLAG_TO_KEY
 
 CONFIG_OPTIONS, COMMAND_OPTIONS = "Config options", "Options with -- COMMAND"
 PANELS = ("Arguments", "Options")

@@ -1,7 +1,7 @@
 """Runs on other hosts: `gputrain run --on PLACE`, and HOST:RUN in the commands on runs.
 
 A command on HOST:RUN is sent to the host. What it prints there is printed here, without control characters.
-`engine.hosts.placement` starts runs.
+`engine.jobs.hosts.placement` starts runs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from engine.batch.states import ENGINES as BATCH_SYSTEMS
-from engine.batch.states import is_batch_system
-from engine.hosts.channel import (
+from engine.base.errors import Problem, UsageError
+from engine.base.exit_codes import CommandExit, ExitCode
+from engine.base.text import printable
+from engine.base.threads import in_background
+from engine.jobs.hosts.channel import (
     NEEDS_GPUTRAIN,
     SSH_FAILED,
     HostUnreachableError,
@@ -32,23 +34,21 @@ from engine.hosts.channel import (
     run_on,
     ssh_argv,
 )
-from engine.hosts.placement import RemoteRequest, start_on
-from engine.hosts.reading import parse_run
-from engine.hosts.watch import ASKS
-from engine.launch.submission import JobOptions, print_script, submit_run, without_options
+from engine.jobs.hosts.placement import RemoteRequest, start_on
+from engine.jobs.hosts.reading import parse_run
+from engine.jobs.hosts.watch import ASKS
+from engine.jobs.launch.submission import JobOptions, print_script, submit_run, without_options
+from engine.runs.batch.states import ENGINES as BATCH_SYSTEMS
+from engine.runs.batch.states import is_batch_system
 from engine.runs.root import runs_root
 from engine.runs.run_row import RunRow
-from engine.utils.errors import Problem, UsageError
-from engine.utils.exit_codes import CommandExit, ExitCode
-from engine.utils.text import printable
-from engine.utils.threads import in_background
 from tui.cli.console import exit_on_usage_error, print_error
 from tui.cli.run_command import split_command
 from tui.cli.terminal import is_on_terminal, plain_commands, require_terminal
-from tui.launcher import CALLED_HOST
+from tui.screens.launcher import CALLED_HOST
 
 if TYPE_CHECKING:
-    from engine.launch.request import RunRequest
+    from engine.jobs.launch.request import RunRequest
     from tui.cli.train import PlaceOptions, StartOptions
 
 COMMANDS = frozenset({

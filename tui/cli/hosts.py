@@ -11,17 +11,17 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from engine.hosts.channel import parse_hosts
-from engine.hosts.reading import HostReading, HostState, list_rows
-from engine.hosts.watch import HostWatch
-from engine.utils.codec import replace, to_builtins
-from engine.utils.exit_codes import ExitCode
-from engine.utils.text import list_names
+from engine.base.codec import replace, to_builtins
+from engine.base.exit_codes import ExitCode
+from engine.base.text import list_names
+from engine.jobs.hosts.channel import parse_hosts
+from engine.jobs.hosts.reading import HostReading, HostState, list_rows
+from engine.jobs.hosts.watch import HostWatch
 from tui.cli.console import is_read_for, json_line, print_json, table_console, until_unread
-from tui.palette import BAD
-from tui.tables import joined
-from tui.tables.hosts import state_text
-from tui.tables.processes import snapshot_lines
+from tui.screens.tables import joined
+from tui.screens.tables.hosts import state_text
+from tui.screens.tables.processes import snapshot_lines
+from tui.terminal.palette import BAD
 
 WATCH_SECONDS = 1.0
 PATIENCE_SECONDS = 1.0

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.optim.lr_range import LossCurve, LrRange
+from engine.base.codec import finite
+from engine.base.errors import Problem
+from engine.base.text import pluralize, printable
+from engine.base.units import format_lr, format_score
 from engine.runs.event_lines import describe_devices, event_line
 from engine.runs.events import ControlEvent, Event, RunStarted
-from engine.utils.codec import finite
-from engine.utils.errors import Problem
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_lr, format_score
+from engine.train.optim.lr_range import LossCurve, LrRange
 from tui.cli.command import command
 from tui.cli.config_arguments import (
     ConfigArguments,
@@ -58,7 +58,7 @@ def lr_find(
     Learning rate, schedule, epochs and EMA of the config have no effect on it, and it leaves no files.
     """
     from engine.config.yaml_edit import editable_config, set_number
-    from engine.launch.training import UNUSED_KEYS, run_lr_find
+    from engine.jobs.launch.training import UNUSED_KEYS, run_lr_find
 
     file, _ = split_arguments(arguments)
     # Before the test, which takes a while.

@@ -12,14 +12,14 @@ from typing import Annotated
 
 import typer
 
-from engine.doctor.check import Check
-from engine.doctor.leftovers import Leftover, find_leftovers, remove_leftovers
+from engine.base.errors import UsageError
+from engine.base.text import pluralize, printable
+from engine.base.units import format_bytes
 from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
+from engine.jobs.doctor.check import Check
+from engine.jobs.doctor.leftovers import Leftover, find_leftovers, remove_leftovers
+from engine.report.table import Align, Column
 from engine.runs.root import runs_root
-from engine.show.table import Align, Column
-from engine.utils.errors import UsageError
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_bytes
 from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, resolve_arguments
 from tui.cli.console import ask, print_json, print_table, table_console
@@ -119,7 +119,7 @@ def doctor(
     Checks CPU cores, memory, disk, driver, GPUs and PyTorch. gputrain run CONFIG --dry-run checks a config and trains
     a batch on its ranks.
     """
-    from engine.doctor.examine import examine
+    from engine.jobs.doctor.examine import examine
 
     refuse_urls(arguments or [])
     if send_test_message:
@@ -133,7 +133,7 @@ def doctor(
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
     """Print all checks and return the exit code: 0 without problems, else 1."""
-    from tui.tables.doctor import area_lines, summary_line
+    from tui.screens.tables.doctor import area_lines, summary_line
 
     done: list[Check] = []
     if as_json:
@@ -166,8 +166,8 @@ def send_test(urls: Sequence[str], *, as_json: bool) -> int:
     Raises UsageError if there is no destination.
     """
 
-    from engine.notify.message import test_message
-    from engine.notify.sender import send_message, user_file
+    from engine.jobs.notify.message import test_message
+    from engine.jobs.notify.sender import send_message, user_file
 
     deliveries = send_message(test_message(socket.gethostname()), urls)
     if not deliveries:

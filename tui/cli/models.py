@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engine.show.table import plain_lines
-from engine.utils.errors import Problem, UsageError, did_you_mean
-from engine.utils.text import printable
+from engine.base.errors import Problem, UsageError, did_you_mean
+from engine.base.text import printable
+from engine.report.table import plain_lines
 from tui.cli.command import command
 from tui.cli.completions import complete_config
 from tui.cli.config_arguments import (
@@ -27,7 +27,7 @@ from tui.cli.console import print_json
 from tui.cli.options import JsonOption, TrustCodeOption
 
 if TYPE_CHECKING:
-    from engine.models.catalog import CatalogModel
+    from engine.train.models.catalog import CatalogModel
 
 SourceName = Literal["builtin", "torchvision", "timm"]
 
@@ -48,20 +48,20 @@ def list_models(
 
     `gputrain models show` counts the parameters of any model.
     """
-    from engine.models.catalog import filter_models
-    from engine.utils.codec import asdict
+    from engine.base.codec import asdict
+    from engine.train.models.catalog import filter_models
 
     available = find_models(source)
     matches = [model for model in filter_models(available, pattern) if model.weights or not pretrained]
     if not matches:
-        from tui.tables.models import no_match_message
+        from tui.screens.tables.models import no_match_message
 
         typer.echo(no_match_message(available, pattern, pretrained=pretrained), err=True)
         raise typer.Exit(1)
     if as_json:
         print_json({"models": [asdict(model) for model in matches]})
     else:
-        from tui.tables.models import MODEL_COLUMNS
+        from tui.screens.tables.models import MODEL_COLUMNS
 
         for line in plain_lines(MODEL_COLUMNS, matches):
             typer.echo(line)
@@ -100,17 +100,17 @@ def show(
     pixels, 3 channels and 1,000 classes. Each row includes its submodules. Multiply-adds cover convolutions, matrix
     products and attention of the whole batch; one multiply-add is two FLOPs. No weights are loaded.
     """
-    from tui.tables.models import group_lines, layer_lines, total_lines
+    from tui.screens.tables.models import group_lines, layer_lines, total_lines
 
     resolved = resolve_arguments(name_model(arguments or []), flags, trust_code=trust_code)
     print_no_effect(resolved)
     config = resolved.config
-    from engine.models.catalog import resolve_model_source
+    from engine.train.models.catalog import resolve_model_source
 
     resolve_model_source(config.model)
     code_trust(resolved, granted=trust_code).check(config, ("model.name", "data.dataset"))
     # Imports torch, so only after the checks that need none.
-    from engine.models.summary import summarize_model, without_dataset
+    from engine.train.models.summary import summarize_model, without_dataset
 
     if resolved.sources["data.dataset"] == "default":
         config = without_dataset(config)
@@ -128,7 +128,7 @@ def name_model(arguments: Sequence[str]) -> list[str]:
     Raises UsageError if there is more than one CONFIG, or for the name of a model that is not quite right.
     """
     from engine.config.loader import find_config
-    from engine.models.catalog import MODEL_SOURCES, model_names
+    from engine.train.models.catalog import MODEL_SOURCES, model_names
 
     word, overrides = split_arguments(list(arguments))
     if word is None:
@@ -156,7 +156,7 @@ def find_models(source: str | None) -> list[CatalogModel]:
 
     Raises UsageError if `source` is missing or broken.
     """
-    from engine.models.catalog import MODEL_SOURCES, builtin_models, read_listing
+    from engine.train.models.catalog import MODEL_SOURCES, builtin_models, read_listing
 
     if source is not None:
         return builtin_models() if source == "builtin" else list(read_listing(source).models)

@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.launch.detached import LaunchedRun
+from engine.jobs.launch.detached import LaunchedRun
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.root import runs_root
-from tui.app import GputrainApp
-from tui.characters import limit_characters
 from tui.cli.terminal import plain_commands, require_terminal
-from tui.launcher import CALLED_HOST
-from tui.pollers.host import GpuPoller
-from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
+from tui.screens.app import GputrainApp
+from tui.screens.launcher import CALLED_HOST
+from tui.screens.pollers.host import GpuPoller
+from tui.screens.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
+from tui.terminal.characters import limit_characters
 
 if TYPE_CHECKING:
-    from engine.foreign.folders import ForeignRun
-    from engine.foreign.process import ProcessId
-    from engine.foreign.reading import ColumnChoice
-    from tui.demo.server import DemoServer
+    from engine.watch.folders import ForeignRun
+    from engine.watch.process import ProcessId
+    from engine.watch.reading import ColumnChoice
+    from tui.screens.demo.server import DemoServer
 
 
 def open_screen(
@@ -68,7 +68,7 @@ def open_screen(
 
 
 def _parse_hosts(names: str) -> tuple[str, ...]:
-    from engine.hosts.channel import parse_hosts
+    from engine.jobs.hosts.channel import parse_hosts
 
     return parse_hosts(names)
 
@@ -77,13 +77,13 @@ def open_demo(low_bandwidth: bool = False, hosts: str | None = None) -> None:
     """Open the screen on a simulated server, with simulated `hosts` besides. Raises UsageError if there is no terminal,
     and for a wrong name among the hosts."""
     require_terminal(*plain_commands([], None))
-    from tui.demo.server import DemoServer
+    from tui.screens.demo.server import DemoServer
 
     with DemoServer() as server:
         os.environ["GPUTRAIN_RESERVATIONS"] = str(server.reservations)
         app = demo_app(server, LOW_BANDWIDTH_INTERVALS if low_bandwidth else RefreshIntervals())
         if hosts is not None:
-            from tui.demo.hosts import DemoHosts
+            from tui.screens.demo.hosts import DemoHosts
 
             app.host_watch = DemoHosts(hosts)
         run_app(app)
@@ -102,7 +102,7 @@ def run_app(app: GputrainApp) -> None:
 
 def demo_app(server: DemoServer, pace: RefreshIntervals) -> GputrainApp:
     """Return the app on a replayed server."""
-    from tui.demo.server import DEMO_NOTICE
+    from tui.screens.demo.server import DEMO_NOTICE
 
     poller = GpuPoller(pace.poll_s, server.gpu_monitor(pace.poll_s))
     for snapshot in server.past_gpus():

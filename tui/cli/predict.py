@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.base.codec import encode
+from engine.base.errors import Problem, UsageError, file_errors
+from engine.base.files import expand_user, replace_file
+from engine.base.output_file import check_output
+from engine.base.text import pluralize, printable
+from engine.base.units import format_score
 from engine.config.tasks import task_facts
+from engine.report.table import NO_LIMIT, Column, FittedTable, cell_width, fit, line_text
 from engine.runs.folder import RunFolder
-from engine.show.table import NO_LIMIT, Column, FittedTable, cell_width, fit, line_text
-from engine.utils.codec import encode
-from engine.utils.errors import Problem, UsageError, file_errors
-from engine.utils.files import expand_user, replace_file
-from engine.utils.output_file import check_output
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_score
 from tui.cli.command import command
 from tui.cli.console import json_line, print_error, print_warning
 from tui.cli.options import ForceOption, JsonOption, output_option
 from tui.cli.run_options import ModelOptions, reads_run, takes_model
 
 if TYPE_CHECKING:
-    from engine.inference.predict import InputFile, Prediction
-    from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
+    from engine.train.inference.predict import InputFile, Prediction
+    from engine.train.inference.trained_model import TrainedCheckpoint, TrainedModel
 
 
 TABLE_SUFFIXES = (".csv", ".json")
@@ -62,9 +62,9 @@ def predict(
 
     Files in folders that are not images are skipped with a message; JSON lists them in `skipped`.
     """
-    from engine.inference.device import reserve_device
-    from engine.inference.predict import find_input_files
-    from engine.inference.trained_model import load_trained_model
+    from engine.train.inference.device import reserve_device
+    from engine.train.inference.predict import find_input_files
+    from engine.train.inference.trained_model import load_trained_model
 
     without_effect = {
         "--force": (force and output is None, "without --output"),
@@ -103,8 +103,8 @@ def classify(
     """Print the classes of each file, or write them to `target`, and return the exit code.
 
     Raises UsageError for a model that takes no images."""
-    from engine.inference.predict import predict as predict_images
-    from engine.inference.trained_model import check_takes_images
+    from engine.train.inference.predict import predict as predict_images
+    from engine.train.inference.trained_model import check_takes_images
 
     check_takes_images(trained.checkpoint)
     failed: list[Prediction] = []

@@ -1,6 +1,6 @@
 """Printers of a headless run's events: lines of text, or JSON lines.
 
-`tui.cli.train` passes each event of `engine.launch` to one of them. Messages go to stderr, data to stdout.
+`tui.cli.train` passes each event of `engine.jobs.launch` to one of them. Messages go to stderr, data to stdout.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import sys
 import threading
 from contextlib import suppress
 
+from engine.base.text import printable
+from engine.base.units import format_duration
+from engine.report.table import cell_width
 from engine.runs.event_lines import (
     CommandOutput,
     EpochProgress,
@@ -29,13 +32,10 @@ from engine.runs.events import (
     RunStarted,
 )
 from engine.runs.history import History
-from engine.show.table import cell_width
-from engine.utils.text import printable
-from engine.utils.units import format_duration
 from tui.cli.command_output import DisconnectSafeStream, OutputPrinter
 from tui.cli.console import json_line
 from tui.cli.terminal import moves_cursor
-from tui.tables import fact_lines
+from tui.screens.tables import fact_lines
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from engine.queue import listing
-from engine.queue.listing import interrupted_rows
+from engine.base.errors import UsageError
+from engine.base.text import printable
+from engine.jobs.queue import listing
+from engine.jobs.queue.listing import interrupted_rows
 from engine.runs.folder import RunFolder
 from engine.runs.root import runs_root
-from engine.utils.errors import UsageError
-from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.completions import complete_runs
 from tui.cli.console import print_json, print_table
@@ -38,7 +38,7 @@ def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -
 
     hold, release, move, priority and begin change one of your own waiting runs.
     """
-    from tui.tables.queue import PLAIN_COLUMNS
+    from tui.screens.tables.queue import PLAIN_COLUMNS
 
     rows = listing.list_queue(runs_root(runs_dir))
     if as_json:
@@ -52,7 +52,7 @@ def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -
 @command(["gputrain queue hold flowers-3"])
 def hold(*, run: Annotated[str, run_argument()], runs_dir: RunsDirOption = None) -> None:
     """Keep a waiting run from starting until it is released."""
-    from engine.queue import edit
+    from engine.jobs.queue import edit
 
     typer.echo(edit.hold(edit.find_own_row(run, runs_root(runs_dir))), err=True)
 
@@ -64,7 +64,7 @@ def release(*, run: Annotated[str, run_argument()], runs_dir: RunsDirOption = No
     It joins the queue again: runs of other users that have arrived meanwhile come first. A run that is held because a
     run before it was stopped starts without it.
     """
-    from engine.queue import edit
+    from engine.jobs.queue import edit
 
     typer.echo(edit.release(edit.find_own_row(run, runs_root(runs_dir))), err=True)
 
@@ -85,7 +85,7 @@ def move(
 
     The run takes the priority of its new neighbor.
     """
-    from engine.queue import edit, listing
+    from engine.jobs.queue import edit, listing
 
     if (before is not None) + first + last != 1:
         raise UsageError.one("move", "needs one of --before RUN, --first and --last", code="missing-value")
@@ -106,7 +106,7 @@ def priority(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Set the priority of a run among your own waiting runs."""
-    from engine.queue import edit
+    from engine.jobs.queue import edit
 
     typer.echo(edit.set_priority(edit.find_own_row(run, runs_root(runs_dir)), value), err=True)
 
@@ -119,7 +119,7 @@ def begin(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Change the time before which a waiting run does not start."""
-    from engine.queue import edit
+    from engine.jobs.queue import edit
 
     row = edit.find_own_row(run, runs_root(runs_dir))
     typer.echo(edit.set_begin(row, edit.parse_begin(when)), err=True)
@@ -138,8 +138,8 @@ def resume(
     These are all runs whose supervisor was killed while it waited. They start in their old order, and join the queue
     behind the runs of other users that have arrived since.
     """
-    from engine.launch.detached import resume_waits
-    from tui.launcher import launch_run
+    from engine.jobs.launch.detached import resume_waits
+    from tui.screens.launcher import launch_run
 
     root = runs_root(runs_dir)
     rows = interrupted_rows(root)

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from engine.foreign.folders import require_unwatched
+from engine.base.errors import UsageError
+from engine.base.files import expand_user
+from engine.base.text import printable
 from engine.runs.folder import RunFolder
 from engine.runs.metric_directions import read_directions
 from engine.runs.root import runs_root
-from engine.utils.errors import UsageError
-from engine.utils.files import expand_user
-from engine.utils.text import printable
+from engine.watch.folders import require_unwatched
 from tui.cli.command import command
 from tui.cli.console import print_json, print_warning, reading_line
 from tui.cli.options import (
@@ -71,9 +71,9 @@ def report(
 
     A path stands for all runs that other programs have written below it: a page has a chart for each of their metrics.
     """
+    from engine.report.foreign_run import as_foreign
     from engine.report.page import make_page
     from engine.report.plot import PlotOptions, check_output, file_format, make_plot, write_output
-    from engine.show.foreign_run import as_foreign
 
     path = expand_user(output or DEFAULT_OUTPUT)
     is_page = path.suffix.casefold() in PAGE_SUFFIXES

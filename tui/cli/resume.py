@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from engine.command.spec import has_command
-from engine.utils.errors import UsageError
-from engine.utils.libraries import check_training
+from engine.base.errors import UsageError
+from engine.base.libraries import check_training
+from engine.jobs.command.spec import has_command
 from tui.cli.command import command
 from tui.cli.config_arguments import ChangesArgument, FlagOverrides, config_flags
 from tui.cli.options import run_argument

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 
 import typer
 
-from engine.command.environment import renew_environment
-from engine.command.spec import Program, foreign_command_reason, read_command
+from engine.base.codec import replace as with_values
+from engine.base.errors import Problem, UsageError
+from engine.base.redaction import redact
+from engine.base.text import printable
+from engine.jobs.command.environment import renew_environment
+from engine.jobs.command.spec import Program, foreign_command_reason, read_command
 from engine.runs.folder import RunFolder
-from engine.utils.codec import replace as with_values
-from engine.utils.errors import Problem, UsageError
-from engine.utils.redaction import redact
-from engine.utils.text import printable
 from tui.cli.console import print_warning
 from tui.cli.run_command import CommandOptions, split_on_resume
 

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.command.inner_commands import SCRIPT_ENDINGS, ends_with_shell_line, typed_command
+from engine.base.errors import Problem, UsageError, file_errors, raise_if_any
+from engine.base.exit_codes import CommandExit, ExitCode
+from engine.base.files import expand_user, file_number
 from engine.config.run_name import name_from_stem
-from engine.utils.errors import Problem, UsageError, file_errors, raise_if_any
-from engine.utils.exit_codes import CommandExit, ExitCode
-from engine.utils.files import expand_user, file_number
+from engine.jobs.command.inner_commands import SCRIPT_ENDINGS, ends_with_shell_line, typed_command
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.config_arguments import FlagOverrides
 from tui.cli.console import exit_on_usage_error
 from tui.cli.help import HelpCommand, guard_minus_words
 from tui.cli.help_page import COMMAND_OPTIONS, CONFIG_OPTIONS
-from tui.flags import FLAG_TO_KEY
+from tui.form.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
-    from engine.command.spec import Program
-    from engine.launch.request import RunRequest
+    from engine.jobs.command.spec import Program
+    from engine.jobs.launch.request import RunRequest
 
 TRAINING_OPTIONS = "Options of a training"
 QUEUE_OPTIONS = "Options of the queue, described by gputrain config describe queue"
@@ -209,7 +209,7 @@ def split_command(args: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 def check_config_word(command: Any, args: Sequence[str]) -> None:
     """Raise UsageError if the first word of `gputrain run` is a program and no config, with the line to type."""
-    from engine.launch.command_checks import INTERPRETERS
+    from engine.jobs.launch.command_checks import INTERPRETERS
 
     words = [word for word in guard_minus_words(command, args)[1] if "=" not in word.partition("/")[0]]
     if not words or not is_program(words[0]):
@@ -228,7 +228,7 @@ def check_config_word(command: Any, args: Sequence[str]) -> None:
 def is_program(word: str) -> bool:
     """Whether a word that stands for a config names a script or another program."""
     from engine.config.loader import presets
-    from engine.launch.command_checks import INTERPRETERS
+    from engine.jobs.launch.command_checks import INTERPRETERS
 
     path = PurePath(word)
     if path.suffix in CONFIG_ENDINGS or word in presets():
@@ -293,8 +293,8 @@ def check_keys(
 
 def make_command(words: Sequence[str], options: CommandOptions) -> Program:
     """Return what a typed line starts. Raises UsageError."""
-    from engine.command.environment import capture_environment
-    from engine.command.spec import Program
+    from engine.jobs.command.environment import capture_environment
+    from engine.jobs.command.spec import Program
 
     cwd = Path.cwd() if options.cwd is None else expand_user(options.cwd).absolute()
     with file_errors("--cwd", f"{cwd} cannot be used", code="not-found"):
@@ -329,7 +329,7 @@ def split_on_resume(text: str, words: Sequence[str]) -> tuple[str, ...]:
 
 def _signal_name(text: str) -> str:
     """Return the name of a signal that is typed as INT, SIGINT or 2. Raises UsageError."""
-    from engine.command.spec import STOP_SIGNALS
+    from engine.jobs.command.spec import STOP_SIGNALS
 
     name = text.upper()
     if name.isdecimal() and int(name) in {int(each) for each in signal.Signals}:

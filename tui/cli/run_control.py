@@ -9,22 +9,22 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
-from engine.command.process_tree import describe_unkillable
-from engine.launch.survivors import stop_survivors
+from engine.base.codec import InvalidRecordError, asdict
+from engine.base.errors import Problem, UsageError, collect_problems, raise_if_any
+from engine.base.text import list_names, printable
+from engine.base.units import format_duration
+from engine.jobs.command.process_tree import describe_unkillable
+from engine.jobs.launch.survivors import stop_survivors
+from engine.runs.batch.job import cancel_job
 from engine.runs.control import RequestName
 from engine.runs.events import CheckpointSaved, Profiled, RunContinued, RunPaused, WarningEvent
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.job import cancel_job
 from engine.runs.profile_file import Profile, diagnose_profile, newest_profile, read_profile
 from engine.runs.record_completion import OpenedRun, open_run
 from engine.runs.root import runs_root
 from engine.runs.run_row import claim_message
 from engine.runs.sent_request import SentRequest
-from engine.utils.codec import InvalidRecordError, asdict
-from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
-from engine.utils.text import list_names, printable
-from engine.utils.units import format_duration
 from tui.cli.command import command
 from tui.cli.console import print_error, print_json, table_console
 from tui.cli.options import JsonOption, NoWaitOption, RunsDirOption, TrustOwnerOption, run_argument
@@ -54,7 +54,7 @@ def stop(
     for it are held. A job in Slurm or Ray is cancelled if it waits, or if its run does not stop within two minutes.
     `gputrain resume RUN` starts a run again. A second request kills the processes of a command at once.
     """
-    from engine.queue.edit import cancel_interrupted
+    from engine.jobs.queue.edit import cancel_interrupted
 
     cancels_at = time.monotonic() + JOB_GRACE_SECONDS
 
@@ -88,7 +88,7 @@ def _stop_survivors(folder: RunFolder) -> Answer:
 
 def _find_stoppable(name: str, runs_dir: str | None, *, trust_owner: bool) -> RunFolder:
     """Return a run, or one in another runs folder that `gputrain queue` lists. Raises UsageError."""
-    from engine.queue.edit import find_own_row
+    from engine.jobs.queue.edit import find_own_row
 
     root = runs_root(runs_dir)
     try:
@@ -338,7 +338,7 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
         own = {"run": folder.name, "folder": path, "diagnosis": diagnose_profile(profile)}
         print_json(asdict(profile) | own)
         return
-    from tui.tables.profile import profile_lines, trace_lines
+    from tui.screens.tables.profile import profile_lines, trace_lines
 
     console = table_console()
     for line in (*profile_lines(profile, console.width), *trace_lines(profile, path)):

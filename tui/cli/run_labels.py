@@ -12,6 +12,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from engine.base.codec import replace
+from engine.base.errors import Problem, UsageError, nearest
+from engine.base.text import pluralize, printable
+from engine.base.units import format_age, format_bytes, format_count
+from engine.report.table import Align, Column
 from engine.runs.folder import RunFolder
 from engine.runs.keys import parse_metric_name
 from engine.runs.labels import RunLabels, change_labels, read_labels
@@ -30,11 +35,6 @@ from engine.runs.metric_directions import DIRECTIONS, store_direction
 from engine.runs.metrics import better_of_name, own_metrics
 from engine.runs.root import runs_root
 from engine.runs.run_list import RunList
-from engine.show.table import Align, Column
-from engine.utils.codec import replace
-from engine.utils.errors import Problem, UsageError, nearest
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_age, format_bytes, format_count
 from tui.cli.command import command
 from tui.cli.completions import complete_runs
 from tui.cli.console import ask, print_json, print_table, print_warning

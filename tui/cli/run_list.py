@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.launch.survivors import find_survivors
+from engine.base.errors import UsageError, nearest
+from engine.base.text import list_names, pluralize, printable
+from engine.jobs.launch.survivors import find_survivors
 from engine.runs.fields import names_of
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metric_directions import read_directions
@@ -21,8 +23,6 @@ from engine.runs.root import runs_root
 from engine.runs.run_list import RunList
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import RunView, SortOrder, ViewRequest, make_view
-from engine.utils.errors import UsageError, nearest
-from engine.utils.text import list_names, pluralize, printable
 from tui.cli.command import command
 from tui.cli.console import is_read_for, json_line, print_json, print_table, until_unread
 from tui.cli.help import MinusWordsCommand
@@ -83,7 +83,7 @@ def list_runs(
 
     Lists the runs that meet all conditions. A condition after a minus must not hold.
     """
-    from tui.tables.runs import field_columns, listed_columns
+    from tui.screens.tables.runs import field_columns, listed_columns
 
     root = runs_root(runs_dir)
     directions = read_directions(root)

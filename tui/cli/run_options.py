@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from engine.base.errors import Problem, UsageError, collect_problems
+from engine.base.text import pluralize, printable
 from engine.runs.claim import uncertain_claims, watch_claims
 from engine.runs.find import OpenedRun, find_run, is_prefix_of, run_place
 from engine.runs.folder import RunFolder
 from engine.runs.manage import find_own_run
 from engine.runs.root import runs_root
-from engine.utils.errors import Problem, UsageError, collect_problems
-from engine.utils.text import pluralize, printable
 from tui.cli.command import Callback, expand_parameter
 from tui.cli.config_arguments import trust_option
 from tui.cli.options import RunsDirOption, TrustCodeOption, TrustOwnerOption, run_argument

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.base.errors import UsageError
+from engine.base.files import expand_user
+from engine.base.text import printable
 from engine.runs.log import open_log
 from engine.runs.root import LAST_RUN
-from engine.utils.errors import UsageError
-from engine.utils.files import expand_user
-from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.console import is_read_for, print_json, print_points, print_points_json, table_console
 from tui.cli.options import (
@@ -81,7 +81,7 @@ def logs(
     shows the colors of the output, unless NO_COLOR is set.
     """
 
-    from engine.runs.job import log_of
+    from engine.runs.batch.job import log_of
     from engine.runs.record_completion import open_run
 
     path, colors = log_of(folder), sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -115,7 +115,7 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     training, of other programs in Unix seconds.
     """
     if curves:
-        from engine.show.curve_points import read_points
+        from engine.report.curve_points import read_points
 
         points = read_points(folder)
         if as_json:
@@ -123,14 +123,14 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
         else:
             print_points(points)
         return
+    from engine.base.codec import asdict
+    from engine.report.outcome import find_outcome
     from engine.runs.metric_directions import read_directions
     from engine.runs.record_completion import open_run
     from engine.runs.run_row import make_row
-    from engine.show.outcome import find_outcome
-    from engine.utils.codec import asdict
-    from tui.tables import fact_lines
-    from tui.tables.config import change_lines, config_changes
-    from tui.tables.run_facts import run_facts
+    from tui.screens.tables import fact_lines
+    from tui.screens.tables.config import change_lines, config_changes
+    from tui.screens.tables.run_facts import run_facts
 
     row, directions = make_row(folder, *open_run(folder)), read_directions(folder.path.parent)
     outcome = find_outcome(folder, row, directions)

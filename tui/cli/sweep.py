@@ -13,17 +13,17 @@ from typing import Annotated, Any
 
 import typer
 
+from engine.base.errors import Problem, UsageError, collect_problems, raise_if_any
+from engine.base.libraries import check_training
+from engine.base.text import printable
+from engine.base.wait import wait_until
+from engine.jobs.sweeps import MAX_PARALLEL, MAX_SEED, MAX_TRIALS, Pruner, Sampler
+from engine.jobs.sweeps import folder as sweep_folders
+from engine.jobs.sweeps.folder import SweepFolder, find_sweep, is_sweep_folder
+from engine.runs.batch.job import cancel_job
 from engine.runs.control import send_request
-from engine.runs.job import cancel_job
 from engine.runs.metrics import Better
 from engine.runs.root import runs_root
-from engine.sweeps import MAX_PARALLEL, MAX_SEED, MAX_TRIALS, Pruner, Sampler
-from engine.sweeps import folder as sweep_folders
-from engine.sweeps.folder import SweepFolder, find_sweep, is_sweep_folder
-from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
-from engine.utils.libraries import check_training
-from engine.utils.text import printable
-from engine.utils.wait import wait_until
 from tui.cli.command import command
 from tui.cli.completions import complete_config, complete_sweeps
 from tui.cli.config_arguments import FlagOverrides, config_flags, split_arguments, trust_option
@@ -47,7 +47,7 @@ from tui.cli.run_command import (
     takes_command,
 )
 from tui.cli.train import PlaceOptions, takes_place
-from tui.flags import FLAG_TO_KEY
+from tui.form.flags import FLAG_TO_KEY
 
 # The batch system that runs arrays of jobs.
 ARRAY_SYSTEM = "slurm"
@@ -170,9 +170,9 @@ def run(
     Each trial waits for its GPUs: --gpus is free:1, or cpu, unless it is set. With --on slurm, an array of jobs runs
     the trials, --parallel of them at once. A trial that reaches --time-limit continues in its requeued job.
     """
-    from engine.sweeps.plan import plan_script, plan_sweep
-    from engine.sweeps.start import choose_folder, create_sweep, dry_run_lines
-    from engine.sweeps.study import require_optuna
+    from engine.jobs.sweeps.plan import plan_script, plan_sweep
+    from engine.jobs.sweeps.start import choose_folder, create_sweep, dry_run_lines
+    from engine.jobs.sweeps.study import require_optuna
 
     typed = {"trials": trials, "parallel": parallel, "sampler": sampler, "pruner": pruner, "seed": sampler_seed}
     given: dict[str, Any] = {key: value for key, value in typed.items() if value is not None}
@@ -180,7 +180,7 @@ def run(
     with collect_problems(problems):
         given |= metric_setting(maximize, minimize, is_script=words is not None)
     file, overrides = split_arguments(arguments)
-    from engine.sweeps.settings import typed_settings
+    from engine.jobs.sweeps.settings import typed_settings
 
     engine = _batch_system(place)
     settings = typed_settings(file, overrides, {key: str(value) for key, (_, value) in flags.items()}, given, words)
@@ -220,7 +220,7 @@ def _batch_system(place: PlaceOptions) -> str:
 
 def metric_setting(maximize: str | None, minimize: str | None, *, is_script: bool) -> dict[str, str]:
     """Return the setting `metric` of the two options, or that of `run.monitor`. Raises UsageError."""
-    from engine.sweeps.settings import MONITORED, typed_metric
+    from engine.jobs.sweeps.settings import MONITORED, typed_metric
 
     if maximize is not None and minimize is not None:
         raise UsageError.one("--maximize", "cannot be combined with --minimize; keep one", code="conflict")
@@ -241,9 +241,9 @@ def list_sweeps(
 
     TRIALS is the number of trials that have ended, and of those planned. AGE is the time since the start.
     """
-    from engine.sweeps.status import SweepReader
-    from engine.sweeps.study import require_optuna
-    from tui.tables.sweeps import sweep_columns
+    from engine.jobs.sweeps.status import SweepReader
+    from engine.jobs.sweeps.study import require_optuna
+    from tui.screens.tables.sweeps import sweep_columns
 
     require_optuna()
     root, rows, problems = runs_root(runs_dir), [], list[Problem]()
@@ -270,8 +270,8 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """List the trials of a sweep."""
-    from engine.sweeps.status import SweepReader
-    from tui.tables.sweeps import sweep_lines
+    from engine.jobs.sweeps.status import SweepReader
+    from tui.screens.tables.sweeps import sweep_lines
 
     status = SweepReader(find_sweep(runs_root(runs_dir), name, trust_owner=trust_owner)).poll()
     if as_json:
@@ -331,12 +331,12 @@ def _control(
     trust_code: bool,
 ) -> None:
     """Run the controller, here or in the background, and exit with its code; or submit jobs. Raises UsageError."""
-    from engine.launch.submission import JobOptions
-    from engine.sweeps.start import detach_sweep, load_sweep, run_sweep, submit_sweep
-    from tui.launcher import gputrain_command
+    from engine.jobs.launch.submission import JobOptions
+    from engine.jobs.sweeps.start import detach_sweep, load_sweep, run_sweep, submit_sweep
+    from tui.screens.launcher import gputrain_command
 
     command = None
-    from engine.sweeps.settings import read_settings
+    from engine.jobs.sweeps.settings import read_settings
 
     if read_settings(folder.settings).command:
         command = stored_command(folder, trust_code=trust_code)

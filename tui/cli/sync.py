@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engine.base.errors import Problem
+from engine.base.text import pluralize, printable
 from engine.runs.folder import RunFolder
-from engine.utils.errors import Problem
-from engine.utils.text import pluralize, printable
 from tui.cli.command import command
 from tui.cli.console import print_error, print_json, print_warning
 from tui.cli.options import FollowOption, JsonOption
 from tui.cli.run_options import takes_runs
 
 if TYPE_CHECKING:
-    from engine.sync.run_sync import RunSync
+    from engine.report.sync.run_sync import RunSync
 
 ServiceName = Literal["wandb", "mlflow"]
 INTERRUPTED_EXIT_CODE = 130
@@ -58,7 +58,7 @@ def sync(
     It reads the journals of the runs in a process of its own, so training never waits for a service. --follow also
     sends new steps.
     """
-    from engine.sync.run_sync import SyncError
+    from engine.report.sync.run_sync import SyncError
 
     syncs = [make_sync(service, folder, project) for folder in folders]
     try:
@@ -90,7 +90,7 @@ def sync(
 
 def send(syncs: Sequence[RunSync], *, follow: bool, as_json: bool) -> None:
     """Send what is new of each run, with `follow` until all have ended, and print where they are. Raises SyncError."""
-    from engine.sync.run_sync import SyncError
+    from engine.report.sync.run_sync import SyncError
 
     pending, locations = [*syncs], dict[str, str]()
     with ExitStack() as stack:
@@ -116,9 +116,9 @@ def send(syncs: Sequence[RunSync], *, follow: bool, as_json: bool) -> None:
 def make_sync(name: ServiceName, folder: RunFolder, project: str | None) -> RunSync:
     """Return the copy of a run at a service. Raises UsageError."""
     if name == "mlflow":
-        from engine.sync.mlflow_store import MlflowSync
+        from engine.report.sync.mlflow_store import MlflowSync
 
         return MlflowSync(folder, project)
-    from engine.sync.wandb_service import WandbSync
+    from engine.report.sync.wandb_service import WandbSync
 
     return WandbSync(folder, project)

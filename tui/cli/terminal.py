@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from engine.utils.errors import UsageError
+from engine.base.errors import UsageError
 
 # Terminals that print lines alone, such as the shell of Emacs. The variable is missing where no terminal is expected.
 DUMB_TERMS = ("", "dumb")

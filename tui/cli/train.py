@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.command.terminal import input_of_gputrain
+from engine.base.errors import Problem, UsageError, raise_if_any
+from engine.base.text import printable
 from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
 from engine.config.user_errors import code_root
-from engine.distributed.rank_env import detect_launcher
+from engine.jobs.command.terminal import input_of_gputrain
 from engine.runs.root import is_run_folder, runs_root
-from engine.utils.errors import Problem, UsageError, raise_if_any
-from engine.utils.text import printable
+from engine.train.distributed.rank_env import detect_launcher
 from tui.cli.command import Callback, command, expand_parameter
 from tui.cli.config_arguments import (
     ConfigArguments,
@@ -57,9 +57,9 @@ from tui.cli.run_options import announce_watch
 from tui.cli.terminal import is_on_terminal, moves_cursor
 
 if TYPE_CHECKING:
-    from engine.command.spec import Program
     from engine.config.loader import ResolvedConfig
-    from engine.launch.request import RunRequest
+    from engine.jobs.command.spec import Program
+    from engine.jobs.launch.request import RunRequest
 
 EXIT_CODES = {
     0: "finished, screen closed, or started with --detach",
@@ -213,8 +213,8 @@ def check_snapshot(request: RunRequest) -> None:
     run = request.config.run
     if not run.snapshot or run.resume:
         return
-    from engine.code.record import require_repository
     from engine.config.user_code import user_code_names
+    from engine.jobs.code.record import require_repository
 
     if request.command is not None:
         require_repository(Path(request.command.cwd))
@@ -241,10 +241,10 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     """Start the same command without a terminal, and print the name of the run once it has its folder.
 
     Exits with the code of the command if it refuses the request. Raises UsageError if the config is invalid."""
-    from engine.launch.detached import wait_until_queued
-    from engine.queue.listing import RowState, find_row
+    from engine.jobs.launch.detached import wait_until_queued
+    from engine.jobs.queue.listing import RowState, find_row
     from engine.runs.folder import RunFolder
-    from tui.launcher import launch_run
+    from tui.screens.launcher import launch_run
 
     if request.command is None and detect_launcher(request.config.device.launcher, os.environ) != "spawn":
         raise UsageError.one(
@@ -285,7 +285,7 @@ def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | N
     # The preflight of the started command checks it too, but the screen would hide what --trust-code reports.
     request.code_trust.check(request.config)
     from tui.cli.open_tui import open_screen
-    from tui.launcher import launch_run
+    from tui.screens.launcher import launch_run
 
     # Insert the flag right after the command name: after a `--` it would be an argument.
     open_screen(launched_run=launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
@@ -306,7 +306,7 @@ def build_request(
     Raises UsageError if the config cannot be read.
     """
     from engine.config.loader import ConfigError
-    from engine.launch.request import RunRequest
+    from engine.jobs.launch.request import RunRequest
 
     problems: tuple[Problem, ...] = ()
     typed = frozenset[str]()
@@ -352,18 +352,18 @@ def repeats_stored_run(resolved: ResolvedConfig, root: Path) -> bool:
 def raise_problems(request: RunRequest) -> None:
     """Raise UsageError, with all problems of the preflight, if the config of a request is invalid."""
     if (command := request.command) is not None:
-        from engine.launch.command_checks import find_command_problems
+        from engine.jobs.launch.command_checks import find_command_problems
 
         raise_if_any(find_command_problems(request, command))
     elif request.problems:
-        from engine.launch.preflight import find_problems
+        from engine.jobs.launch.preflight import find_problems
 
         raise UsageError(find_problems(request))
 
 
 def run_headless(request: RunRequest, *, as_json: bool) -> None:
     """Carry out a request in the foreground and exit with the exit code of the run. Raises UsageError."""
-    from engine.launch.launcher import launch
+    from engine.jobs.launch.launcher import launch
     from tui.cli.progress import BackgroundPrinter, make_printer
 
     printer = BackgroundPrinter(make_printer(json=as_json, dry_run=request.dry_run))

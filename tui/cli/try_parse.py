@@ -7,13 +7,13 @@ from pathlib import Path
 
 import typer
 
-from engine.command.try_parse import TriedMetric
-from engine.show.table import Align, Column
-from engine.utils.text import pluralize
-from engine.utils.units import format_count, format_number
+from engine.base.text import pluralize
+from engine.base.units import format_count, format_number
+from engine.jobs.command.try_parse import TriedMetric
+from engine.report.table import Align, Column
 from tui.cli.console import print_json, print_table
 from tui.cli.run_command import CommandOptions
-from tui.palette import STRONG
+from tui.terminal.palette import STRONG
 
 TriedRow = tuple[str, TriedMetric]
 
@@ -29,8 +29,8 @@ TRIED_COLUMNS: tuple[Column[TriedRow], ...] = (
 def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
     """Print which metrics `--parse` and the patterns of gputrain find in a file. Raises UsageError."""
 
-    from engine.command.try_parse import try_parse
-    from tui.tables.tried_formats import format_lines
+    from engine.jobs.command.try_parse import try_parse
+    from tui.screens.tables.tried_formats import format_lines
 
     tried = try_parse(Path(str(options.try_parse)), options.parse)
     if as_json:

@@ -11,15 +11,15 @@ from typing import Annotated
 
 import typer
 
+from engine.base.errors import Problem
+from engine.base.exit_codes import ExitCode
+from engine.base.text import printable
+from engine.report.awaited_run import AwaitedRun, Result, RunWait, parse_condition
+from engine.report.table import shorten
 from engine.runs.folder import RunFolder
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import Better
 from engine.runs.query import Query, parse_duration
-from engine.show.awaited_run import AwaitedRun, Result, RunWait, parse_condition
-from engine.show.table import shorten
-from engine.utils.errors import Problem
-from engine.utils.exit_codes import ExitCode
-from engine.utils.text import printable
 from tui.cli.command import command
 from tui.cli.console import is_read_for, print_json, print_warning, show_progress
 from tui.cli.options import JsonOption
@@ -118,7 +118,7 @@ def follow(waits: Sequence[RunWait], condition: Query | None, deadline: float) -
 
 def waiting_line(left: Sequence[RunWait], count: int) -> str:
     """Return how far the first of the runs is, as wide as the terminal."""
-    from tui.phrases import epochs_text, when_text
+    from tui.screens.phrases import epochs_text, when_text
 
     row = left[0].row
     ended = f"{count - len(left)} of {count} runs are done; " if count > 1 else ""

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.foreign.folders import ForeignRun, SearchLimits, find_runs
-from engine.foreign.process import ProcessId, ProcessTree, find_process_runs, read_tree, started_at
-from engine.foreign.reading import ColumnChoice
+from engine.base.codec import finite
+from engine.base.errors import Problem, UsageError
+from engine.base.exit_codes import ExitCode
+from engine.base.files import expand_user, is_file, is_folder
+from engine.base.text import printable
 from engine.gpus.monitor import open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.runs.foreign_record import metric_keys
 from engine.runs.root import is_run_folder
-from engine.utils.codec import finite
-from engine.utils.errors import Problem, UsageError
-from engine.utils.exit_codes import ExitCode
-from engine.utils.files import expand_user, is_file, is_folder
-from engine.utils.text import printable
+from engine.watch.folders import ForeignRun, SearchLimits, find_runs
+from engine.watch.process import ProcessId, ProcessTree, find_process_runs, read_tree, started_at
+from engine.watch.reading import ColumnChoice
 from tui.cli.command import command
 from tui.cli.completions import complete_paths
 from tui.cli.console import (
@@ -134,7 +134,7 @@ def watch(
 
 def print_curves(paths: Sequence[str], choice: ColumnChoice, *, as_json: bool) -> None:
     """Print each point of the only run below paths. Raises UsageError if there are several."""
-    from engine.show.curve_points import read_points
+    from engine.report.curve_points import read_points
 
     found = [find_runs(expand_user(path), SearchLimits(choice=choice)) for path in paths]
     runs = [run for each in found for run in each.runs]
@@ -167,9 +167,9 @@ def _is_path(text: str) -> bool:
 
 def print_runs(paths: Sequence[str], count: int | None, choice: ColumnChoice, *, as_json: bool) -> None:
     """Print the runs below paths."""
-    from engine.show.foreign_run import describe, read_whole
-    from tui.phrases import own_runs_problem
-    from tui.tables.foreign_runs import foreign_columns
+    from engine.report.foreign_run import describe, read_whole
+    from tui.screens.phrases import own_runs_problem
+    from tui.screens.tables.foreign_runs import foreign_columns
 
     found: list[ForeignRun] = []
     own, unread = set[Path](), list[str]()
@@ -208,7 +208,7 @@ def print_runs(paths: Sequence[str], count: int | None, choice: ColumnChoice, *,
 
 def run_json(reader: CurveReader) -> dict[str, Any]:
     """Return a run as `gputrain watch --json` prints it."""
-    from engine.show.foreign_run import find_state
+    from engine.report.foreign_run import find_state
 
     run, values = reader.run, reader.curves.values(sorted(reader.curves.names))
     keys = metric_keys(values)
@@ -254,10 +254,10 @@ def watch_process(text: str, *, as_json: bool, opens_screen: bool, low_bandwidth
 
 def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> None:
     """Print a process, its GPUs, and the runs that it writes."""
-    from engine.show.foreign_run import describe, read_whole
-    from tui.pollers.process import gpu_uses
-    from tui.tables.foreign_runs import foreign_columns
-    from tui.tables.process import gpu_lines, hidden_text, tree_lines
+    from engine.report.foreign_run import describe, read_whole
+    from tui.screens.pollers.process import gpu_uses
+    from tui.screens.tables.foreign_runs import foreign_columns
+    from tui.screens.tables.process import gpu_lines, hidden_text, tree_lines
 
     uses = gpu_uses(_read_gpus(), {part.id.pid for part in tree.processes})
     runs = () if tree.own_run is not None else find_process_runs(tree, started_at(process)).runs

@@ -1,6 +1,6 @@
 """Checks of the form that depend on this host: GPUs and data. They may take long, so a thread runs them.
 
-A helper process, `engine.launch.preflight_process`, computes the same problems as `gputrain run`.
+A helper process, `engine.jobs.launch.preflight_process`, computes the same problems as `gputrain run`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.base.errors import Problem
+from engine.base.helper_process import HelperError, HelperProcess, start_helper
 from engine.config.schema import Config, as_dict, without_default_batch_size
-from engine.data.checks import build_sampler_from_counts
-from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
-from engine.launch.preflight_process import PreflightRequest, PreflightResult, scan_key
-from engine.utils.errors import Problem
-from engine.utils.helper_process import HelperError, HelperProcess, start_helper
+from engine.jobs.launch.preflight_process import PreflightRequest, PreflightResult, scan_key
+from engine.train.data.checks import build_sampler_from_counts
+from engine.train.data.sampler import DistributedBatchSampler
 
 CANCEL_POLL_SECONDS = 0.1
 
@@ -114,7 +114,7 @@ class FormChecker:
                 if canceled.is_set():
                     return None
                 if self._helper is None:
-                    self._helper = start_helper("engine.launch.preflight_process", keep_stderr=False)
+                    self._helper = start_helper("engine.jobs.launch.preflight_process", keep_stderr=False)
                 helper = self._helper
             try:
                 helper.send(request)

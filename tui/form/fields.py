@@ -13,15 +13,15 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from rich.text import Text
 
+from engine.base.text import printable
 from engine.config.command_line import format_value
 from engine.config.optimizer_options import default_options
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
 from engine.config.schema import Config, fields, first_sentence
 from engine.config.training_sections import BUILTIN_MODELS
 from engine.config.user_code import is_user_code
-from engine.hosts.channel import ANY_HOST
-from engine.utils.text import printable
-from tui.palette import ACCENT, BAD, MUTED, STRONG
+from engine.jobs.hosts.channel import ANY_HOST
+from tui.terminal.palette import ACCENT, BAD, MUTED, STRONG
 
 # The main keys of each section, by config section, in form order; the other sections and keys follow in schema order.
 MAIN_KEYS: dict[str, tuple[str, ...]] = {

@@ -13,6 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import Annotated
 
+from engine.base import codec
+from engine.base.codec import ENTRIES, FileRecord, find_user_record, write_user_record
+from engine.base.errors import Problem, UsageError
+from engine.base.files import state_folder
 from engine.config.command_line import format_value
 from engine.config.loader import (
     OPTIMIZER_SPECIFIC_KEYS,
@@ -24,12 +28,8 @@ from engine.config.notify_section import URLS_KEY
 from engine.config.run_name import run_stem
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.runs.root import runs_root
-from engine.utils import codec
-from engine.utils.codec import ENTRIES, FileRecord, find_user_record, write_user_record
-from engine.utils.errors import Problem, UsageError
-from engine.utils.files import state_folder
-from tui.flags import run_arguments
 from tui.form.fields import form_fields, required_keys
+from tui.form.flags import run_arguments
 
 FORM_FILE = "form.json"
 # Keys that the next form does not repeat: the name must be unique, and no file may set the others.

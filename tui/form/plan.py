@@ -7,17 +7,17 @@ from pathlib import Path
 
 from rich.text import Text
 
+from engine.base.errors import Problem
+from engine.base.text import pluralize, printable
+from engine.base.units import format_number
 from engine.config.schema import Config
 from engine.config.tasks import task_facts
 from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Snapshot
-from engine.optim.lr_schedule import scaled_lr
-from engine.utils.errors import Problem
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_number
+from engine.train.optim.lr_schedule import scaled_lr
 from tui.form.checks import FormCheckResult
 from tui.form.model import Form
-from tui.palette import BAD, MUTED, WARNING
+from tui.terminal.palette import BAD, MUTED, WARNING
 
 
 def form_title(form: Form, run_config: Path | None, *, is_draft: bool = False) -> str:

@@ -1,1 +1,1 @@
-"""The Textual screens that `tui.app` pushes."""
+"""The Textual screens that `tui.screens.app` pushes."""

@@ -21,28 +21,28 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from engine.launch.detached import LaunchedRun
+from engine.base.errors import Problem, UsageError
+from engine.jobs.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, RunState
-from engine.utils.errors import Problem, UsageError
-from tui.keymap import BACK_KEY, FILTER_KEYS, GLOBAL_KEYS, Ability, Key, make_bindings
-from tui.palette import ACCENT, NOTICE
-from tui.pollers.host import GpuPoller, HostPoller
-from tui.pollers.run_lists import RunListPoller
-from tui.pollers.watched import Poller, RefreshIntervals
-from tui.widgets.entry import TextEntry
-from tui.widgets.keys import Keys
-from tui.widgets.lines import escape_markup
-from tui.widgets.text_line import TextLine
+from tui.screens.keymap import BACK_KEY, FILTER_KEYS, GLOBAL_KEYS, Ability, Key, make_bindings
+from tui.screens.pollers.host import GpuPoller, HostPoller
+from tui.screens.pollers.run_lists import RunListPoller
+from tui.screens.pollers.watched import Poller, RefreshIntervals
+from tui.screens.widgets.entry import TextEntry
+from tui.screens.widgets.keys import Keys
+from tui.screens.widgets.lines import escape_markup
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import ACCENT, NOTICE
 
 if TYPE_CHECKING:
-    from engine.foreign.folders import ForeignRun
-    from engine.foreign.process import ProcessId
-    from engine.foreign.reading import ColumnChoice
-    from engine.hosts.reading import HostReading
-    from engine.hosts.watch import HostWatch
+    from engine.jobs.hosts.reading import HostReading
+    from engine.jobs.hosts.watch import HostWatch
     from engine.runs.run_view import SortOrder
-    from tui.pollers.process import ProcessPoller
+    from engine.watch.folders import ForeignRun
+    from engine.watch.process import ProcessId
+    from engine.watch.reading import ColumnChoice
     from tui.screens.command_dialog import CommandLine
+    from tui.screens.pollers.process import ProcessPoller
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
 # The sentence of a problem is longer than that of a success.
@@ -163,7 +163,7 @@ class Dialog(ModalScreen[Result | None], ResizableScreen[Result | None], Generic
 
 
 class AppServices(Protocol):
-    """The part of `tui.app.GputrainApp` that screens use: settings, pollers and navigation."""
+    """The part of `tui.screens.app.GputrainApp` that screens use: settings, pollers and navigation."""
 
     runs_dir: Path
     demo_notice: str | None

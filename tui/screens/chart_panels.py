@@ -10,10 +10,10 @@ from typing import ClassVar, Generic, TypeVar
 from textual import events, on
 from textual.containers import Container
 
-from engine.show.charts import Chart, Place, charts_of
+from engine.report.charts import Chart, Place, charts_of
 from tui.screens.run_layout import Layout
-from tui.widgets.chart import ChartPanel
-from tui.widgets.lines import Lines
+from tui.screens.widgets.chart import ChartPanel
+from tui.screens.widgets.lines import Lines
 
 Room = TypeVar("Room")
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from rich.text import Text
 
-from engine.show.charts import Chart
+from engine.report.charts import Chart
 from tui.charts.view import ChartView, Extent
-from tui.keymap import Ability, Key
-from tui.palette import MUTED
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.dialogs import MultiChoiceDialog
-from tui.widgets.chart import ChartPanel
-from tui.widgets.lines import KeyedRow
+from tui.screens.keymap import Ability, Key
+from tui.screens.widgets.chart import ChartPanel
+from tui.screens.widgets.lines import KeyedRow
+from tui.terminal.palette import MUTED
 
 # Without a chart, they do nothing.
 CHART_ACTIONS = ("charts", "full", "x_axis", "whole_range", "zoom", "pan")

@@ -12,17 +12,17 @@ from typing import Any
 from textual.app import App, ComposeResult
 from textual.widgets import Input, Static
 
-from engine.command.environment import run_options
-from engine.command.spec import foreign_command_reason, read_command
+from engine.base.errors import UsageError
 from engine.config.schema import UNSTORED_KEYS
+from engine.jobs.command.environment import run_options
+from engine.jobs.command.spec import foreign_command_reason, read_command
 from engine.runs.folder import RunFolder
 from engine.runs.run_config import read_changed_config
-from engine.utils.errors import UsageError
-from tui.flags import FLAG_TO_KEY
+from tui.form.flags import FLAG_TO_KEY
 from tui.screens.base import AppServices, Dialog
 from tui.screens.dialogs import ask_to_share_gpus
 from tui.screens.form_rows import picked_gpus
-from tui.widgets.entry import TextEntry
+from tui.screens.widgets.entry import TextEntry
 
 KEY_OF_OPTION = {f"--{flag.replace('_', '-')}": key for flag, key in FLAG_TO_KEY.items()}
 

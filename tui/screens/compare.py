@@ -1,6 +1,6 @@
 """Several runs side by side: the curves of one metric of the selected runs, and a table with a row a run.
 
-`tui.pollers.compare` reads the runs, `tui.tables.compare` makes the table.
+`tui.screens.pollers.compare` reads the runs, `tui.screens.tables.compare` makes the table.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.command.metric_files import CommandMetrics
+from engine.base.text import pluralize, printable
+from engine.base.units import UNKNOWN
+from engine.jobs.command.metric_files import CommandMetrics
+from engine.report.charts import Chart, Place, charts_of, charts_without_accuracy, compared_charts, metric_chart
 from engine.runs.curves import NO_BLOCKS, X_AXES, Curves, XAxis, default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import format_metric, metric_of_key
-from engine.show.charts import Chart, Place, charts_of, charts_without_accuracy, compared_charts, metric_chart
-from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
-from tui.keymap import COMPARE_KEYS, Key
-from tui.palette import BAD, MUTED, WARNING, series_style
-from tui.pollers.compare import ComparePoller, ReadRun
 from tui.screens.base import AppServices
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import ChoiceDialog
+from tui.screens.keymap import COMPARE_KEYS, Key
+from tui.screens.pollers.compare import ComparePoller, ReadRun
 from tui.screens.run_layout import GRID_COLUMNS, Layout
-from tui.tables import styled, wrap_text
-from tui.tables.compare import STATE_LABEL, ComparedRun, ComparedValue, compared_values, fit_runs, run_letter
-from tui.widgets.chart import ChartPanel, curve_value
-from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
-from tui.widgets.text_line import TextLine
+from tui.screens.tables import styled, wrap_text
+from tui.screens.tables.compare import STATE_LABEL, ComparedRun, ComparedValue, compared_values, fit_runs, run_letter
+from tui.screens.widgets.chart import ChartPanel, curve_value
+from tui.screens.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import BAD, MUTED, WARNING, series_style
 
 CHART_PANEL, TABLE_PANEL = "compare-chart", "compared-runs"
 # Lines of the frame and of the titles of the table, and its height with few runs.

@@ -1,6 +1,6 @@
 """The confusion screen: confusion matrix, worst mistakes and per-class accuracy of a run's best or last epoch.
 
-`tui.pollers.files` reads the evaluations; `tui.widgets.matrix` draws the matrix.
+`tui.screens.pollers.files` reads the evaluations; `tui.screens.widgets.matrix` draws the matrix.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from engine.base.errors import Problem
+from engine.base.text import printable
+from engine.base.units import format_count, format_score
 from engine.config.tasks import TASK_FACTS, per_output_mode
+from engine.report.classes import ClassRow, class_columns, class_rows
+from engine.report.table import fit
 from engine.runs.evaluations import EvaluationFile, StoredEvaluation, finite_points, mistakes, worst_first
 from engine.runs.folder import RunFolder
-from engine.show.classes import ClassRow, class_columns, class_rows
-from engine.show.table import fit
-from engine.utils.errors import Problem
-from engine.utils.text import printable
-from engine.utils.units import format_count, format_score
-from tui.keymap import CONFUSION_KEYS, Key
-from tui.palette import BAD, MUTED, STRONG
-from tui.pollers.files import watch_evaluations
 from tui.screens.base import AppServices, GputrainScreen
-from tui.tables import styled
-from tui.tables.confusion import (
+from tui.screens.keymap import CONFUSION_KEYS, Key
+from tui.screens.pollers.files import watch_evaluations
+from tui.screens.tables import styled
+from tui.screens.tables.confusion import (
     class_line,
     class_table,
     mistake_table,
     scatter_lines,
 )
-from tui.widgets.lines import KeyedRow, LazyRows, Lines
-from tui.widgets.matrix import Matrix
-from tui.widgets.text_line import TextLine
+from tui.screens.widgets.lines import KeyedRow, LazyRows, Lines
+from tui.screens.widgets.matrix import Matrix
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import BAD, MUTED, STRONG
 
 # With more classes than this, the matrix does not fit most terminals, so the worst classes come first by default.
 MAX_UNSORTED_CLASSES = 30

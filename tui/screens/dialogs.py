@@ -13,21 +13,21 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, Static
 
-from engine.show.readings import GpuReading
-from engine.show.table import GAP, NO_LIMIT, Column, fit
-from engine.utils.colors import without_colors
-from engine.utils.errors import UsageError
-from engine.utils.files import read_bytes
-from engine.utils.text import printable
-from tui.flags import WAITING_KEYS
-from tui.keymap import Key
-from tui.palette import ACCENT, BAD, MUTED, STRONG
-from tui.phrases import holders_text
+from engine.base.colors import without_colors
+from engine.base.errors import UsageError
+from engine.base.files import read_bytes
+from engine.base.text import printable
+from engine.report.readings import GpuReading
+from engine.report.table import GAP, NO_LIMIT, Column, fit
+from tui.form.flags import WAITING_KEYS
 from tui.screens.base import AppServices, Dialog, Result
-from tui.tables import styled, wrap_text
-from tui.tables.log_lines import fit_bar, output_line
-from tui.widgets.entry import TextEntry
-from tui.widgets.lines import KeyedRow, Lines
+from tui.screens.keymap import Key
+from tui.screens.phrases import holders_text
+from tui.screens.tables import styled, wrap_text
+from tui.screens.tables.log_lines import fit_bar, output_line
+from tui.screens.widgets.entry import TextEntry
+from tui.screens.widgets.lines import KeyedRow, Lines
+from tui.terminal.palette import ACCENT, BAD, MUTED, STRONG
 
 # Of a dialog with a text: frame, empty line and hint.
 FRAME_ROWS = 4
@@ -220,7 +220,7 @@ def read_config_lines(path: Path) -> tuple[list[Text], str]:
     """Return the stored config of a run, whose keys that differ from their defaults are marked, or why it cannot be
     read; and its text. Imports the config schema, which takes a fifth of a second."""
     from engine.config.yaml_io import MAX_CONFIG_BYTES
-    from tui.tables.config import config_lines
+    from tui.screens.tables.config import config_lines
 
     try:
         text = read_bytes(path, MAX_CONFIG_BYTES).decode(errors="replace")

@@ -21,14 +21,14 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.timer import Timer
 
-from engine.batch.states import found_engines
+from engine.base.errors import Problem, UsageError
+from engine.base.text import pluralize, printable
+from engine.base.units import UNKNOWN
 from engine.config.schema import Config, as_dict
 from engine.config.settings import read_settings
-from engine.launch.preflight_process import PreflightResult
+from engine.jobs.launch.preflight_process import PreflightResult
+from engine.runs.batch.states import found_engines
 from engine.runs.run_config import changed_values
-from engine.utils.errors import Problem, UsageError
-from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN
 from tui.form.checks import FormChecker, FormCheckResult
 from tui.form.fields import (
     HOST_KEY,
@@ -43,9 +43,6 @@ from tui.form.fields import (
 )
 from tui.form.model import Form, form_from_run, load_last_form, next_run_name, save_last_form, validate_form
 from tui.form.plan import check_title, field_facts, form_title, gpu_use, plan_text
-from tui.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
-from tui.launcher import call_gputrain
-from tui.palette import MUTED
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import (
     TextDialog,
@@ -54,9 +51,12 @@ from tui.screens.dialogs import (
     problem_lines,
 )
 from tui.screens.form_rows import GPUS_KEY, KnownFacts, ask_gpus, field_rows, picked_gpus, preset_choices
-from tui.widgets.field_lines import FieldRow, Heading
-from tui.widgets.field_list import FieldList
-from tui.widgets.text_line import TextLine
+from tui.screens.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
+from tui.screens.launcher import call_gputrain
+from tui.screens.widgets.field_lines import FieldRow, Heading
+from tui.screens.widgets.field_list import FieldList
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import MUTED
 
 CHECK_DELAY_SECONDS = 0.3
 # Below this share of the lines in use, the common fields leave so much room that all fields are shown.

@@ -10,16 +10,16 @@ from textual.app import App
 
 from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
-from engine.show.table import fit
+from engine.report.table import fit
 from tui.form.fields import NO_PRESET, ConfigField, FormSection, is_relevant, optimizer_placeholders
 from tui.form.model import Form
-from tui.palette import MUTED
-from tui.phrases import common_name
 from tui.screens.dialogs import MultiChoiceDialog
-from tui.tables import styled
-from tui.tables.gpus import GpuRow, choice_columns, silence
-from tui.widgets.field_lines import FieldRow, Heading
-from tui.widgets.lines import KeyedRow
+from tui.screens.phrases import common_name
+from tui.screens.tables import styled
+from tui.screens.tables.gpus import GpuRow, choice_columns, silence
+from tui.screens.widgets.field_lines import FieldRow, Heading
+from tui.screens.widgets.lines import KeyedRow
+from tui.terminal.palette import MUTED
 
 GPUS_KEY, RANKS_KEY = "device.gpus", "device.ranks"
 GPU_LINE_COLUMNS = 70

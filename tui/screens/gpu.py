@@ -1,6 +1,6 @@
 """The screen of one GPU: the past of its load, all its readings, its MIG instances and its processes.
 
-`tui.tables.gpu_readings` formats the readings. `tui.pollers.host.GpuPoller` records the past.
+`tui.screens.tables.gpu_readings` formats the readings. `tui.screens.pollers.host.GpuPoller` records the past.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Grid
 
+from engine.base.errors import Problem
+from engine.base.text import printable
+from engine.base.units import UNKNOWN, format_duration
 from engine.gpus.snapshot import Gpu, Missing
-from engine.show.readings import READINGS
-from engine.utils.errors import Problem
-from engine.utils.text import printable
-from engine.utils.units import UNKNOWN, format_duration
+from engine.report.readings import READINGS
 from tui.charts.history import LOAD_READINGS, LoadPlot, shown_seconds
-from tui.keymap import GPU_KEYS, Key
-from tui.palette import BAD, MUTED
-from tui.phrases import gpu_key, users_text
 from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
-from tui.tables.gpu_readings import instance_lines, reading_lines
-from tui.tables.processes import list_gpu_processes
-from tui.widgets.lines import Lines
+from tui.screens.keymap import GPU_KEYS, Key
+from tui.screens.phrases import gpu_key, users_text
+from tui.screens.tables.gpu_readings import instance_lines, reading_lines
+from tui.screens.tables.processes import list_gpu_processes
+from tui.screens.widgets.lines import Lines
+from tui.terminal.palette import BAD, MUTED
 
 # A graph this wide has room for its mean and maximum.
 MIN_SUMMARY_WIDTH = 30
@@ -43,7 +43,7 @@ def load_summary(values: Sequence[float | None], unit: str) -> str:
 
 
 class GpuScreen(GpuProcessesScreen):
-    """One GPU, by its key (`tui.phrases.gpu_key`). A GPU that does not answer keeps its last readings."""
+    """One GPU, by its key (`tui.screens.phrases.gpu_key`). A GPU that does not answer keeps its last readings."""
 
     CSS_PATH = "gpu.tcss"
     SCREEN_KEYS: ClassVar[Sequence[Key]] = GPU_KEYS

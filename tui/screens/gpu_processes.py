@@ -11,18 +11,18 @@ from typing import Any
 from rich.text import Text
 from textual.screen import Screen
 
+from engine.base.errors import Problem
+from engine.base.text import printable
 from engine.gpus.snapshot import GpuProcess
 from engine.runs.run_row import RunRow
-from engine.utils.errors import Problem
-from engine.utils.text import printable
 from tui.charts.history import MAX_SPAN, MIN_SPAN
-from tui.palette import MUTED
-from tui.phrases import holder_sentence
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import ChoiceDialog
-from tui.tables import fact_lines
-from tui.tables.processes import ORDERS, GpuUse, process_lines
-from tui.widgets.lines import KeyedRow, Lines, escape_markup
+from tui.screens.phrases import holder_sentence
+from tui.screens.tables import fact_lines
+from tui.screens.tables.processes import ORDERS, GpuUse, process_lines
+from tui.screens.widgets.lines import KeyedRow, Lines, escape_markup
+from tui.terminal.palette import MUTED
 
 SIGNALS = (
     (signal.SIGTERM, "Request termination"),
@@ -94,7 +94,7 @@ class ProcessSignaler:
 
     def open(self, screen: Screen[Any], pid: int) -> None:
         """Open the screen of a process, or that of its run of gputrain. A thread looks for the run."""
-        from engine.foreign.process import ProcessId, read_tree
+        from engine.watch.process import ProcessId, read_tree
 
         app, start_time = self._app, self._start_times.get(pid)
         if app.demo_notice:

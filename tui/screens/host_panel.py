@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from engine.base.text import printable
+from engine.base.units import format_bytes, format_percent
 from engine.gpus.snapshot import Snapshot
-from engine.show.readings import READINGS
-from engine.utils.text import printable
-from engine.utils.units import format_bytes, format_percent
+from engine.report.readings import READINGS
 from tui.charts.meter import load_meter
-from tui.palette import MUTED, NOTICE, STRONG, WARNING
-from tui.phrases import common_name
-from tui.pollers.host import HostLoad
-from tui.tables import styled
+from tui.screens.phrases import common_name
+from tui.screens.pollers.host import HostLoad
+from tui.screens.tables import styled
+from tui.terminal.palette import MUTED, NOTICE, STRONG, WARNING
 
 SEPARATOR = "  "
 METER_COLUMNS, METERS_MIN_WIDTH = 8, 110

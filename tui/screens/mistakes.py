@@ -1,6 +1,7 @@
 """The screen of the mistakes: lists of images of one evaluation, and a preview of the image under the cursor.
 
-`tui.pollers.files` reads the lists that `gputrain evaluate --list` stores, `tui.widgets.picture` shows one image.
+`tui.screens.pollers.files` reads the lists that `gputrain evaluate --list` stores, `tui.screens.widgets.picture` shows
+one image.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from engine.inference.preview import load_preview
+from engine.base.errors import Problem
+from engine.base.text import printable
+from engine.report.table import fit
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import InspectedImage
-from engine.show.table import fit
-from engine.utils.errors import Problem
-from engine.utils.text import printable
-from tui.keymap import MISTAKES_KEYS, Key
-from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
-from tui.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection
+from engine.train.inference.preview import load_preview
 from tui.screens.base import AppServices, GputrainScreen
-from tui.tables import styled
-from tui.tables.confusion import ARROW
-from tui.tables.mistakes import LIST_TITLES, ListKey, fact_lines, image_columns, image_path
-from tui.widgets.lines import LazyRows, Lines, escape_markup
-from tui.widgets.picture import PicturePanel
-from tui.widgets.text_line import TextLine
+from tui.screens.keymap import MISTAKES_KEYS, Key
+from tui.screens.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection
+from tui.screens.tables import styled
+from tui.screens.tables.confusion import ARROW
+from tui.screens.tables.mistakes import LIST_TITLES, ListKey, fact_lines, image_columns, image_path
+from tui.screens.widgets.lines import LazyRows, Lines, escape_markup
+from tui.screens.widgets.picture import PicturePanel
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 
 EpochName = Literal["best", "last"]
 MAX_MEASURED = 100

@@ -1,6 +1,6 @@
 """The monitor screen, shown first: the GPUs of this host, the processes on them, and the runs.
 
-`tui.pollers` provides the data, `tui.tables.gpu_blocks` and `tui.screens.host_panel` format it,
+`tui.screens.pollers` provides the data, `tui.screens.tables.gpu_blocks` and `tui.screens.host_panel` format it,
 `tui.screens.monitor_runs` lists the runs, `tui.screens.monitor_layout` divides the room, and
 `tui.screens.monitor_keys` has what the keys do.
 """
@@ -16,22 +16,22 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.markup import escape
 
+from engine.base.errors import Problem
+from engine.base.text import printable
 from engine.gpus.snapshot import Gpu, GpuProcess
+from engine.report.readings import READINGS
 from engine.runs.run_row import RunRow
-from engine.show.readings import READINGS
-from engine.utils.errors import Problem
-from engine.utils.text import printable
-from tui.keymap import MONITOR_KEYS, Key
-from tui.palette import ACCENT, BAD, MUTED
-from tui.phrases import gpu_key, is_free, no_driver_problem, users
 from tui.screens.base import AppServices
 from tui.screens.host_panel import header_line
+from tui.screens.keymap import MONITOR_KEYS, Key
 from tui.screens.monitor_keys import MonitorKeysScreen
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
-from tui.tables import fact_lines
-from tui.tables.gpu_blocks import GpuBlocks, GpuView
-from tui.tables.processes import gpu_matches, list_gpu_processes, process_matches, run_words
-from tui.widgets.lines import KeyedRow, Lines
+from tui.screens.phrases import gpu_key, is_free, no_driver_problem, users
+from tui.screens.tables import fact_lines
+from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView
+from tui.screens.tables.processes import gpu_matches, list_gpu_processes, process_matches, run_words
+from tui.screens.widgets.lines import KeyedRow, Lines
+from tui.terminal.palette import ACCENT, BAD, MUTED
 
 if TYPE_CHECKING:
     from tui.screens.monitor_hosts import MonitorHosts
@@ -196,7 +196,7 @@ class MonitorScreen(MonitorKeysScreen):
             self.query_one("#runs").focus()
 
     def _show_hosts(self, hosts: MonitorHosts) -> None:
-        from tui.tables.hosts import host_lines
+        from tui.screens.tables.hosts import host_lines
 
         lines, picked = self.query_one("#gpus", Lines), self.gputrain_app.picked_gpu_uuids
         shown = hosts.shown(self.filter_text)

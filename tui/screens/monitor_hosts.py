@@ -1,7 +1,8 @@
 """The other hosts of the monitor: which are folded, their runs, and what is done there.
 
-`engine.hosts.watch` follows them in a thread, `tui.tables.hosts` formats them. What changes a run of another host is
-the command that a person would type for HOST:RUN. `MonitorScreen` imports this when there are other hosts.
+`engine.jobs.hosts.watch` follows them in a thread, `tui.screens.tables.hosts` formats them. What changes a run of
+another host is the command that a person would type for HOST:RUN. `MonitorScreen` imports this when there are other
+hosts.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from engine.base.errors import Problem
+from engine.base.text import printable
 from engine.gpus.snapshot import Gpu, Snapshot
-from engine.hosts.channel import remote_command, ssh_argv
-from engine.hosts.reading import HostReading, HostState, list_rows
+from engine.jobs.hosts.channel import remote_command, ssh_argv
+from engine.jobs.hosts.reading import HostReading, HostState, list_rows
 from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
-from engine.utils.errors import Problem
-from engine.utils.text import printable
-from tui.launcher import CALLED_HOST, call_gputrain, gputrain_command
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import LogDialog, confirm
+from tui.screens.launcher import CALLED_HOST, call_gputrain, gputrain_command
 from tui.screens.monitor_layout import FRAME_LINES, HEADER_LINES, Demand, MonitorLayout, arrange
-from tui.tables.hosts import HostGroup, hosts_summary
-from tui.tables.processes import gpu_matches, list_gpu_processes
+from tui.screens.tables.hosts import HostGroup, hosts_summary
+from tui.screens.tables.processes import gpu_matches, list_gpu_processes
 
 LOG_LINES = 1000
 # Hosts do not open and fold while they answer one after the other.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.runs.run_row import RunRow
-from tui.keymap import Key
-from tui.phrases import gpu_key
 from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
+from tui.screens.keymap import Key
 from tui.screens.monitor_runs import MonitorRuns, RunMarks
+from tui.screens.phrases import gpu_key
 from tui.screens.run_keys import CHANGES, RunKeysScreen
-from tui.widgets.lines import Lines
+from tui.screens.widgets.lines import Lines
 
 if TYPE_CHECKING:
     from tui.screens.monitor_hosts import MonitorHosts
-    from tui.tables.hosts import HostGroup
+    from tui.screens.tables.hosts import HostGroup
 
 # The second one is beside the first, with the second half of many GPUs.
 GPU_PANELS = ("gpus", "more-gpus")

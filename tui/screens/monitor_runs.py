@@ -1,6 +1,6 @@
 """The runs on the monitor: live ones, then those that wait, then ended ones, with the trials of a sweep as one row.
 
-`tui.screens.monitor` shows them, and `tui.tables.runs` and `tui.tables.queue` make their lines.
+`tui.screens.monitor` shows them, and `tui.screens.tables.runs` and `tui.screens.tables.queue` make their lines.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import cached_property
 
 from rich.text import Text
 
-from engine.queue.listing import QueueRow
+from engine.jobs.queue.listing import QueueRow
 from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials
-from tui.tables import styled
-from tui.tables.queue import waiting_line
-from tui.tables.runs import fit_monitor_list, monitor_line, monitor_name_width
-from tui.widgets.lines import LazyRows
+from tui.screens.tables import styled
+from tui.screens.tables.queue import waiting_line
+from tui.screens.tables.runs import fit_monitor_list, monitor_line, monitor_name_width
+from tui.screens.widgets.lines import LazyRows
 
 # The age of a run in a line is that old at most: of a run that ended in the last minute, and of others.
 YOUNG_SECONDS, YOUNG_REFRESH_SECONDS, REFRESH_SECONDS = 60.0, 1.0, 20.0

@@ -14,18 +14,18 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container, Grid
 
-from engine.foreign.process import ProcessId
-from engine.utils.text import printable
+from engine.base.text import printable
+from engine.watch.process import ProcessId
 from tui.charts.history import MAX_SPAN, MIN_SPAN, LoadHistory, LoadPlot, shown_seconds
-from tui.keymap import PROCESS_KEYS, Key
-from tui.palette import MUTED
-from tui.pollers.process import ProcessPoller, ProcessReading
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.host_panel import load_text
-from tui.tables.log_lines import fit_bar, output_line
-from tui.tables.process import GpuUses, LoadScale, detail_lines, gpu_lines, hidden_text, run_lines, tree_lines
-from tui.widgets.lines import KeyedRow, Lines, escape_markup
-from tui.widgets.text_line import TextLine
+from tui.screens.keymap import PROCESS_KEYS, Key
+from tui.screens.pollers.process import ProcessPoller, ProcessReading
+from tui.screens.tables.log_lines import fit_bar, output_line
+from tui.screens.tables.process import GpuUses, LoadScale, detail_lines, gpu_lines, hidden_text, run_lines, tree_lines
+from tui.screens.widgets.lines import KeyedRow, Lines, escape_markup
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import MUTED
 
 
 class ProcessScreen(GputrainScreen):

@@ -1,6 +1,6 @@
 """The screen of a profile: where the time of training steps goes, on every rank of a run.
 
-`tui.pollers.files` reads stored profiles and waits for new ones, `tui.tables.profile` makes the lines.
+`tui.screens.pollers.files` reads stored profiles and waits for new ones, `tui.screens.tables.profile` makes the lines.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
+from engine.base.errors import Problem
+from engine.base.text import pluralize, printable
+from engine.base.units import format_duration
 from engine.runs.control import DEFAULT_PROFILE_STEPS, send_request
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import Profile
-from engine.utils.errors import Problem
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_duration
-from tui.keymap import PROFILE_KEYS, Key
-from tui.palette import BAD, MUTED, STRONG, WARNING
-from tui.pollers.files import ProfileReader, watch_profile
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import confirm
-from tui.tables import wrap_text
-from tui.tables.profile import profile_lines, trace_lines
-from tui.widgets.lines import Lines
-from tui.widgets.text_line import TextLine
+from tui.screens.keymap import PROFILE_KEYS, Key
+from tui.screens.pollers.files import ProfileReader, watch_profile
+from tui.screens.tables import wrap_text
+from tui.screens.tables.profile import profile_lines, trace_lines
+from tui.screens.widgets.lines import Lines
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import BAD, MUTED, STRONG, WARNING
 
 
 class ProfileScreen(GputrainScreen):

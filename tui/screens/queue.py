@@ -1,6 +1,6 @@
 """The screen of the queue: what waits for GPUs on this host, of all users, and keys that change the place of own runs.
 
-`tui.pollers.files` reads the queue, and `engine.queue.edit` changes it.
+`tui.screens.pollers.files` reads the queue, and `engine.jobs.queue.edit` changes it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from engine.base.errors import Problem, UsageError
+from engine.base.text import list_names, printable
 from engine.gpus.selection import CPU
-from engine.queue.listing import QueueRow, RowState
+from engine.jobs.queue.listing import QueueRow, RowState
+from engine.report.table import fit
 from engine.runs.folder import RunFolder
-from engine.show.table import fit
-from engine.utils.errors import Problem, UsageError
-from engine.utils.text import list_names, printable
-from tui.keymap import QUEUE_KEYS, Key
-from tui.palette import BAD, MUTED
-from tui.pollers.files import QueueReader
-from tui.pollers.watched import Watched
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import confirm
-from tui.tables import styled, wrap_text
-from tui.tables.queue import SCREEN_COLUMNS, describe_row, queue_devices, queue_title, queued_runs, strip_lines
-from tui.widgets.lines import KeyedRow, Lines
+from tui.screens.keymap import QUEUE_KEYS, Key
+from tui.screens.pollers.files import QueueReader
+from tui.screens.pollers.watched import Watched
+from tui.screens.tables import styled, wrap_text
+from tui.screens.tables.queue import SCREEN_COLUMNS, describe_row, queue_devices, queue_title, queued_runs, strip_lines
+from tui.screens.widgets.lines import KeyedRow, Lines
+from tui.terminal.palette import BAD, MUTED
 
 NOTHING_WAITS = "No run waits. `gputrain run CONFIG --ngpu 2 --queue --detach` starts one."
 
@@ -127,19 +127,19 @@ class QueueScreen(GputrainScreen):
             self.gputrain_app.open_run(row.folder)
 
     def action_hold(self) -> None:
-        from engine.queue import edit
+        from engine.jobs.queue import edit
 
         if (row := self._own_row("change")) is not None:
             self._change(partial(edit.release if row.state is RowState.HELD else edit.hold, row))
 
     def action_shift(self, step: Literal[-1, 1]) -> None:
-        from engine.queue import edit
+        from engine.jobs.queue import edit
 
         if (row := self._own_row("move")) is not None:
             self._change(partial(edit.shift, row, self.rows, step))
 
     def action_stop(self) -> None:
-        from engine.queue import edit
+        from engine.jobs.queue import edit
 
         row = self._own_row("cancel")
         if row is None:
@@ -193,8 +193,8 @@ class QueueScreen(GputrainScreen):
 
 def resume_all(rows: Sequence[QueueRow]) -> str:
     """Start interrupted runs again. Return what became of them, as a sentence. Raises UsageError."""
-    from engine.launch.detached import resume_waits
-    from tui.launcher import launch_run
+    from engine.jobs.launch.detached import resume_waits
+    from tui.screens.launcher import launch_run
 
     results = list(resume_waits(rows, launch_run))
     refused = [f"{result.row.name}: {' '.join(result.output)}" for result in results if not result.accepted]

@@ -1,8 +1,8 @@
 """The screen of one run: progress, charts, ranks and log, and what its keys request of it.
 
 A run of gputrain is live or ended, a training or the command of another program. A run that another program recorded
-is only watched: no key changes it. What cannot be done with a run is missing in its abilities (`tui.keymap`).
-`tui.pollers.run` reads it.
+is only watched: no key changes it. What cannot be done with a run is missing in its abilities (`tui.screens.keymap`).
+`tui.screens.pollers.run` reads it.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.command.spec import has_command, read_command
+from engine.base.errors import Problem
+from engine.base.text import printable
 from engine.config.tasks import stored_task_facts
-from engine.foreign import text_log
-from engine.foreign.activity import Activity
-from engine.foreign.folders import ForeignRun
 from engine.gpus.snapshot import Snapshot
-from engine.launch.detached import LaunchedRun
+from engine.jobs.command.spec import has_command, read_command
+from engine.jobs.launch.detached import LaunchedRun
+from engine.report.charts import Chart, Kind, Place, charts_of, kind_of, run_charts
 from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import NO_METRICS, metric_of_key
 from engine.runs.run_row import RunRow, read_row
-from engine.show.charts import Chart, Kind, Place, charts_of, kind_of, run_charts
-from engine.utils.errors import Problem
-from engine.utils.text import printable
+from engine.watch import text_log
+from engine.watch.activity import Activity
+from engine.watch.folders import ForeignRun
 from tui.charts.view import ChartView, best_note, curves_for, data_notes
-from tui.keymap import RUN_KEYS, Ability, Key
-from tui.palette import MUTED, STRONG
-from tui.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
-from tui.pollers.run import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import LogDialog, TextDialog, confirm, read_config_lines
 from tui.screens.host_panel import load_text
+from tui.screens.keymap import RUN_KEYS, Ability, Key
+from tui.screens.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
+from tui.screens.pollers.run import RunPoller, RunSnapshot
 from tui.screens.run_keys import RunKeysScreen
 from tui.screens.run_layout import RANKS_PANEL, RunRoom
 from tui.screens.run_panels import MAX_LOG_LINES, NO_CHARTS, RunPanels
 from tui.screens.run_progress import RunStatus, launch_lines, status_lines
-from tui.tables import fact_lines, wrap_text
-from tui.tables.foreign_runs import parameter_text
-from tui.tables.log_lines import log_lines, output_line
-from tui.tables.ranks import RankReadings
-from tui.tables.run_facts import run_facts
-from tui.widgets.chart import ChartPanel
-from tui.widgets.text_line import TextLine
+from tui.screens.tables import fact_lines, wrap_text
+from tui.screens.tables.foreign_runs import parameter_text
+from tui.screens.tables.log_lines import log_lines, output_line
+from tui.screens.tables.ranks import RankReadings
+from tui.screens.tables.run_facts import run_facts
+from tui.screens.widgets.chart import ChartPanel
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import MUTED, STRONG
 
 TICK_SECONDS = 0.1
 DEFAULT_CHARTS = 6

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.command.spec import has_command
+from engine.base.codec import replace
+from engine.base.errors import Problem, UsageError, collect_problems
+from engine.base.files import is_file
+from engine.base.text import pluralize, printable
+from engine.base.units import format_bytes
+from engine.jobs.command.spec import has_command
+from engine.runs.batch.job import cancel_job
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.job import cancel_job
 from engine.runs.labels import change_labels
 from engine.runs.manage import RunContents, move_to_trash, run_contents
 from engine.runs.run_row import RunRow
-from engine.utils.codec import replace
-from engine.utils.errors import Problem, UsageError, collect_problems
-from engine.utils.files import is_file
-from engine.utils.text import pluralize, printable
-from engine.utils.units import format_bytes
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.command_dialog import ask_command
 from tui.screens.dialogs import confirm

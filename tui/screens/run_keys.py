@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.base.errors import Problem
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_row import RunRow
-from engine.utils.errors import Problem
-from tui.keymap import Ability, Key
 from tui.screens.base import GputrainScreen
+from tui.screens.keymap import Ability, Key
 
 if TYPE_CHECKING:
     from tui.screens.run_changes import RunChanges
@@ -87,8 +87,8 @@ class RunKeysScreen(GputrainScreen):
         self.act_on_run("log", self._show_log)
 
     def _show_log(self, row: RunRow) -> None:
-        from tui.pollers.run import watch_log
         from tui.screens.dialogs import LogDialog
+        from tui.screens.pollers.run import watch_log
 
         log = watch_log(RunFolder(Path(row.folder)).log)
         log.start()

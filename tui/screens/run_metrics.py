@@ -11,17 +11,17 @@ from pathlib import Path
 
 from rich.text import Text
 
-from engine.command.try_parse import TriedFile, try_parse
+from engine.base.codec import replace
+from engine.base.errors import UsageError
+from engine.base.text import printable
+from engine.jobs.command.try_parse import TriedFile, try_parse
 from engine.runs.curves import Curves
 from engine.runs.metric_rules import MAX_NAMES, FolderRules, read_rules, write_rules
-from engine.utils.codec import replace
-from engine.utils.errors import UsageError
-from engine.utils.text import printable
-from tui.palette import MUTED
 from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import ChoiceDialog, TextInputDialog
-from tui.tables.tried_formats import format_lines
-from tui.widgets.lines import KeyedRow
+from tui.screens.tables.tried_formats import format_lines
+from tui.screens.widgets.lines import KeyedRow
+from tui.terminal.palette import MUTED
 
 READ_BYTES = 1 << 20  # of a log: a fifth of a second
 

@@ -8,12 +8,12 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.gpus.snapshot import Snapshot
-from engine.show.charts import Chart
+from engine.report.charts import Chart
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.run_layout import CHART_PANELS, LOG_PANEL, RANKS_PANEL, Layout, RunRoom, run_layout
-from tui.tables.log_lines import fit_bar
-from tui.tables.ranks import RankReadings, rank_lines
-from tui.widgets.lines import KeyedRow, Lines
+from tui.screens.tables.log_lines import fit_bar
+from tui.screens.tables.ranks import RankReadings, rank_lines
+from tui.screens.widgets.lines import KeyedRow, Lines
 
 # The panel scrolls over these; the dialog shows more.
 MAX_LOG_LINES = 200

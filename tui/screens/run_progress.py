@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from engine.foreign.activity import Activity, activity_text
-from engine.gpus.snapshot import Snapshot
-from engine.launch.detached import LaunchedRun
-from engine.runs.bottleneck import describe_efficiency
-from engine.runs.folder import RunState
-from engine.runs.metrics import METRICS, format_known, format_metric
-from engine.runs.monitor import record_monitor
-from engine.runs.run_row import RunRow
-from engine.show.table import Align, pad
-from engine.utils.text import pluralize, printable
-from engine.utils.units import (
+from engine.base.text import pluralize, printable
+from engine.base.units import (
     UNKNOWN,
     format_age,
     format_bytes,
@@ -29,12 +20,21 @@ from engine.utils.units import (
     format_percent,
     format_share,
 )
+from engine.gpus.snapshot import Snapshot
+from engine.jobs.launch.detached import LaunchedRun
+from engine.report.table import Align, pad
+from engine.runs.bottleneck import describe_efficiency
+from engine.runs.folder import RunState
+from engine.runs.metrics import METRICS, format_known, format_metric
+from engine.runs.monitor import record_monitor
+from engine.runs.run_row import RunRow
+from engine.watch.activity import Activity, activity_text
 from tui.charts.meter import meter
-from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING, series_style
-from tui.phrases import FAILED_STATES, gpu_name, keyed, state_symbol
-from tui.pollers.process import ProcessReading
-from tui.pollers.run import RunPoller, RunSnapshot
-from tui.tables import wrap_text
+from tui.screens.phrases import FAILED_STATES, gpu_name, keyed, state_symbol
+from tui.screens.pollers.process import ProcessReading
+from tui.screens.pollers.run import RunPoller, RunSnapshot
+from tui.screens.tables import wrap_text
+from tui.terminal.palette import BAD, GOOD, MUTED, STRONG, WARNING, series_style
 
 if TYPE_CHECKING:
     from engine.runs.events import RankFailed

@@ -1,7 +1,7 @@
 """The list of runs: those in the runs folder, or those that other programs record, which are only watched.
 
-`tui.pollers.run_lists` reads the rows, `engine.runs.run_view` filters and sorts them, `tui.tables.runs` makes the
-lines, and `tui.screens.run_changes` changes runs.
+`tui.screens.pollers.run_lists` reads the rows, `engine.runs.run_view` filters and sorts them, `tui.screens.tables.runs`
+makes the lines, and `tui.screens.run_changes` changes runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.worker import get_current_worker
 
+from engine.base.text import list_names, pluralize, printable
+from engine.report.table import FittedTable, shorten
 from engine.runs.fields import Field
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import NO_METRICS, Better
@@ -35,20 +37,25 @@ from engine.runs.run_view import (
     run_columns,
     same_rows,
 )
-from engine.show.table import FittedTable, shorten
-from engine.utils.text import list_names, pluralize, printable
-from tui.keymap import RUNS_KEYS, Ability, Key
-from tui.palette import ACCENT, MUTED
-from tui.phrases import note, own_runs_problem
-from tui.pollers.run_lists import ForeignRunListPoller, RowsPoller
 from tui.screens.base import AppServices, Filter
 from tui.screens.dialogs import ChoiceDialog
+from tui.screens.keymap import RUNS_KEYS, Ability, Key
 from tui.screens.monitor_runs import RunMarks
+from tui.screens.phrases import note, own_runs_problem
+from tui.screens.pollers.run_lists import ForeignRunListPoller, RowsPoller
 from tui.screens.run_keys import CHANGES, RunKeysScreen
-from tui.tables import styled, wrap_text
-from tui.tables.runs import DEFAULT_COLUMNS, NUM_FIRST_COLUMNS, SORT_SIGNS, field_columns, fit_run_list, run_list_line
-from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
-from tui.widgets.text_line import TextLine
+from tui.screens.tables import styled, wrap_text
+from tui.screens.tables.runs import (
+    DEFAULT_COLUMNS,
+    NUM_FIRST_COLUMNS,
+    SORT_SIGNS,
+    field_columns,
+    fit_run_list,
+    run_list_line,
+)
+from tui.screens.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import ACCENT, MUTED
 
 FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
 FOREIGN_FILTER_HINT = "lr>0.1 state=growing loss<0.5 adamw; enter keeps it, esc clears it"

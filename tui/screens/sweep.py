@@ -1,6 +1,6 @@
 """The screen of a sweep: the curves of its trials, live, and what its values depend on.
 
-`tui.pollers.files` reads the sweep, `tui.charts.sweep` makes the curves; each trial opens as a run.
+`tui.screens.pollers.files` reads the sweep, `tui.charts.sweep` makes the curves; each trial opens as a run.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from engine.base.errors import UsageError
+from engine.base.text import printable
+from engine.jobs.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, stop_sweep
 from engine.runs.folder import sweep_of_trial
-from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, stop_sweep
-from engine.utils.errors import UsageError
-from engine.utils.text import printable
 from tui.charts.sweep import axis_position, param_curves, trial_curves
-from tui.keymap import SWEEP_KEYS, Key
-from tui.launcher import call_gputrain
-from tui.palette import BAD, MUTED
-from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import confirm
+from tui.screens.keymap import SWEEP_KEYS, Key
+from tui.screens.launcher import call_gputrain
+from tui.screens.pollers.files import watch_sweep
 from tui.screens.run_changes import RunChanges
-from tui.tables import styled, wrap_text
-from tui.tables.sweeps import param_table, status_lines, trial_table
-from tui.widgets.chart import ChartPanel
-from tui.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
-from tui.widgets.text_line import TextLine
+from tui.screens.tables import styled, wrap_text
+from tui.screens.tables.sweeps import param_table, status_lines, trial_table
+from tui.screens.widgets.chart import ChartPanel
+from tui.screens.widgets.lines import KeyedRow, LazyRows, Lines, escape_markup
+from tui.screens.widgets.text_line import TextLine
+from tui.terminal.palette import BAD, MUTED
 
 if TYPE_CHECKING:
-    from engine.sweeps.status import SweepStatus
+    from engine.jobs.sweeps.status import SweepStatus
 
 # Of the lists below the charts, with their frame and their header.
 HEADER_ROWS, MIN_ROWS = 3, 5
@@ -212,7 +212,7 @@ class SweepScreen(GputrainScreen):
         status = self.sweep_poller.value
         if status is None or status.best is None:
             return
-        from engine.sweeps.best import longer_arguments
+        from engine.jobs.sweeps.best import longer_arguments
 
         if status.settings.command:
             RunChanges(self.gputrain_app, self).again(self.folder.trial(status.best.number))

@@ -10,11 +10,11 @@ import itertools
 from task import SIZE, Batches, Task
 
 from engine.config.loader import resolve_config
-from engine.data.augment.augmentation import apply_batch_params
-from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
-from engine.data.stream import BatchLoader
+from engine.train.data.augment.augmentation import apply_batch_params
+from engine.train.data.sampler import DistributedBatchSampler
+from engine.train.data.sources.formats import model_input_format
+from engine.train.data.sources.open import open_source
+from engine.train.data.stream import BatchLoader
 
 
 def batches(task: Task, option: str) -> Batches:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.errors import Problem, UsageError
+from engine.base.trust import foreign_reason
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import ConfigError, resolve_config
 from engine.config.schema import Config
-from engine.utils.errors import Problem, UsageError
-from engine.utils.trust import foreign_reason
 from support.messages import has_problem, raises_problem
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.errors import Problem
 from engine.config.effects import keys_without_effect_on_devices
 from engine.config.loader import resolve_config
-from engine.utils.errors import Problem
 from support.messages import has_problem
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.files import settings_file
 from engine.config.limits import Limit, read_limits, requested_gpus
 from engine.config.loader import resolve_config
-from engine.utils.files import settings_file
 from support.messages import has_problem, raises_problem
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.errors import Problem, UsageError
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_dict, fields
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, raises_problem, says
 from support.runs.trained_run import call
 

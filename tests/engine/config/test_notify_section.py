@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.errors import UsageError
+from engine.base.trust import foreign_reason
 from engine.config.loader import ConfigError, resolve_config
-from engine.utils.errors import UsageError
-from engine.utils.trust import foreign_reason
 from support.messages import has_problem
 
 SECRET = "Tsecret123"  # noqa: S105 (made up)

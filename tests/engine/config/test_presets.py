@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.config.loader import presets, resolve_config
-from engine.data.sources.open import expected_input_format
-from engine.models.summary import build_untrained_model
+from engine.train.data.sources.open import expected_input_format
+from engine.train.models.summary import build_untrained_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

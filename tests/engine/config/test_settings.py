@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.files import settings_file
+from engine.base.trust import foreign_reason
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.settings import read_settings
-from engine.utils.files import settings_file
-from engine.utils.trust import foreign_reason
 from support.messages import raises_problem
 
 

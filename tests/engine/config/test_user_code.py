@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from engine.base.errors import Problem, UsageError
+from engine.base.exits import exit_status
+from engine.base.files import settings_file
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.config.user_code import check_user_code, load_user_code
-from engine.models.factory import build_model
-from engine.utils.errors import Problem, UsageError
-from engine.utils.exits import exit_status
-from engine.utils.files import settings_file
+from engine.train.models.factory import build_model
 from support.messages import has_problem, raises_problem
 
 NETS = """
@@ -201,7 +201,7 @@ def test_load_user_code_refuses_standard_library(tmp_path: Path, name: str) -> N
     assert is_refused("standard-library", tmp_path, name, name)
 
 
-@pytest.mark.parametrize("name", ["engine.utils.host:available_cores", "typer:Typer", "__main__:main"])
+@pytest.mark.parametrize("name", ["engine.base.host:available_cores", "typer:Typer", "__main__:main"])
 def test_load_user_code_ignores_modules_outside_of_folder(tmp_path: Path, name: str) -> None:
     package = name.partition(".")[0].partition(":")[0]
     assert is_refused("not-found", tmp_path, name, f"{name}: ", f" {package} ", tmp_path)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from engine.base.errors import UsageError
 from engine.config.schema import Config
 from engine.config.user_code import load_user_code
 from engine.config.user_errors import UserCodeError
-from engine.data.augment.augmentation import Augmentation
-from engine.data.sources.base import ImageFormat
-from engine.data.sources.user_dataset import open_user_dataset
-from engine.distributed.failures import find_cause, rank_failure
-from engine.models.factory import build_model, check_model
-from engine.training.tasks.table import build_task
-from engine.utils.errors import UsageError
+from engine.train.data.augment.augmentation import Augmentation
+from engine.train.data.sources.base import ImageFormat
+from engine.train.data.sources.user_dataset import open_user_dataset
+from engine.train.distributed.failures import find_cause, rank_failure
+from engine.train.loop.tasks.table import build_task
+from engine.train.models.factory import build_model, check_model
 from support.messages import has_problem, raises_problem
 
 MODULE = "owned"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.codec import decode, encode
 from engine.config.schema import Config
 from engine.gpus import allocation, device_preview, driver
 from engine.gpus.allocation import GpuAllocation, allocate_devices
@@ -16,11 +17,10 @@ from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
-from engine.launch.preflight_process import PreflightResult
+from engine.jobs.launch.preflight_process import PreflightResult
 from engine.runs.events import WarningEvent
 from engine.runs.history import history_from_events
 from engine.runs.run_record import StoredForm, read_back, stored_form
-from engine.utils.codec import decode, encode
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem

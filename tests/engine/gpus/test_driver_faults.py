@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from engine.base.codec import encode
 from engine.gpus.monitor import DriverMonitor
 from engine.gpus.snapshot import SamplerOptions
-from engine.utils.codec import encode
 from support.gpu.fake_gpu_host import (
     COMPILER,
     NO_COMPILER,

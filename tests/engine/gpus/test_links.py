@@ -9,10 +9,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from engine.base.codec import decode
 from engine.gpus import nvml, sampler
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
-from engine.utils.codec import decode
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"

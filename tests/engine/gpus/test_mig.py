@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from engine.base.codec import decode, encode
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import cuda_devices
 from engine.gpus.snapshot import Missing, Snapshot
-from engine.utils.codec import decode, encode
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 
 INSTANCES = [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.base.codec import decode, replace
 from engine.config.limits import Limit, Limits
 from engine.gpus import allocation
 from engine.gpus.allocation import GpuAllocation, allocate_devices
@@ -16,7 +17,6 @@ from engine.gpus.own_limits import OwnRuns
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.utils.codec import decode, replace
 from support.gpu.reservations import make_reservation
 from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.files import settings_file
 from engine.gpus import private_mount
 from engine.gpus.private_mount import private_folder_problem
 from engine.gpus.reservation_entry import reservations_root
-from engine.utils.files import settings_file
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import GPUTRAIN, Gputrain
 from support.messages import has_problem, says

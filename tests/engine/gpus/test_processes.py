@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from engine.base.codec import decode, encode
 from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.processes import ProcessTable
 from engine.gpus.snapshot import GpuProcess, Measurement
-from engine.utils.codec import decode, encode
 from support.gputrain_command import wait_for
 
 

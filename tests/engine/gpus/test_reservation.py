@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from engine.utils.codec import convert
-from engine.utils.errors import Problem
+from engine.base.codec import convert
+from engine.base.errors import Problem
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, parse_gpus_json
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, says
@@ -21,10 +21,10 @@ from support.messages import has_problem, says
 # Reserves GPUs as a run does, prints them as JSON, and holds them until its standard input closes.
 HOLDER = """
 import json, sys
-from engine.utils.codec import encode
+from engine.base.codec import encode
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.reservation_entry import ReservedRank
-from engine.utils.errors import UsageError
+from engine.base.errors import UsageError
 selection, run, wait, ranks, setup = json.loads(sys.argv[1])
 exec(setup)
 emit = lambda **values: print(encode(values).decode(), flush=True)
@@ -85,7 +85,7 @@ class Holder:
 # Reserves what was free before other processes reserve the same.
 SELECT_AT_THE_SAME_TIME = """
 from engine.gpus import allocation
-from engine.utils import files
+from engine.base import files
 files.LOCK_WAIT_SECONDS = 0.1
 original_select, calls = allocation.select, []
 def select(*arguments, **options):

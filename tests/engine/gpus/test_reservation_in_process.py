@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.base import files
 from engine.gpus import reservation
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import BEAT_SECONDS, Reservation, ReservationError, user_lock
 from engine.gpus.reservation_reader import read_reservations
-from engine.utils import files
 from support.messages import raises_problem
 
 

@@ -17,12 +17,12 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from engine.base.errors import Problem
+from engine.base.locks import take_write_lock
 from engine.gpus import reservation_reader
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_entry import ReservationInfo, ReservedRank
 from engine.gpus.reservation_reader import read_reservations
-from engine.utils.errors import Problem
-from engine.utils.locks import take_write_lock
 from support.messages import has_problem, raises_problem
 
 SOMEONE = 12345

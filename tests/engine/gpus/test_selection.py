@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from engine.distributed.process_group import check_devices_unique
+from engine.base.errors import UsageError
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
 from engine.gpus.visible_devices import visible_devices
 from engine.runs.records import RankDevice
-from engine.training.device import WrongDeviceError, check_device
-from engine.utils.errors import UsageError
+from engine.train.distributed.process_group import check_devices_unique
+from engine.train.loop.device import WrongDeviceError, check_device
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, raises_problem, says

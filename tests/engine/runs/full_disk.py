@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from engine.base.errors import UsageError
 from engine.config.schema import Config
 from engine.runs import ownership as ownership_module
 from engine.runs.control import consume_requests, send_request
@@ -19,7 +20,6 @@ from engine.runs.ownership import claim_run
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import read_row
 from engine.runs.sinks import DISK_PROBLEMS
-from engine.utils.errors import UsageError
 from support.messages import has_problem
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from engine.base.codec import encode
 from engine.runs.bottleneck import BottleneckKind, model_flops_utilization
 from engine.runs.events import EpochEvent, Event, GpuEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import History, history_from_events
 from engine.runs.records import GpuSample
 from engine.runs.run_record import stored_form
-from engine.training.train import run_training
-from engine.utils.codec import encode
+from engine.train.loop.train import run_training
 from support.gputrain_command import Gputrain
 from support.replace import replace
 from support.runs.event_factories import make_epoch

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.foreign.folders import find_runs
-from engine.foreign.points import Point, Points
-from engine.foreign.reading import Reading
 from engine.runs import curves as curves_module
 from engine.runs.curves import CurveReader, Curves, Extremes
+from engine.watch.folders import find_runs
+from engine.watch.points import Point, Points
+from engine.watch.reading import Reading
 from support.large_run import write_large_run
 
 SMALL_LIMIT = 16

@@ -13,10 +13,12 @@ from threading import Timer
 
 import pytest
 
+from engine.base.codec import write_record
 from engine.config.run_name import name_from_stem
 from engine.config.schema import Config
-from engine.launch.handshake import continue_run_of_agents
-from engine.launch.request import RunRequest
+from engine.jobs.launch.handshake import continue_run_of_agents
+from engine.jobs.launch.request import RunRequest
+from engine.report.table import plain_lines
 from engine.runs import ownership as ownership_module
 from engine.runs.claim import Claim
 from engine.runs.control import send_request
@@ -27,15 +29,13 @@ from engine.runs.ownership import Ownership, RunFolderGoneError, check_claim, cl
 from engine.runs.record_completion import open_run
 from engine.runs.recorder import Recorder
 from engine.runs.run_record import read_run_record
-from engine.show.table import plain_lines
-from engine.training.checkpoint import save_checkpoint
-from engine.utils.codec import write_record
+from engine.train.loop.checkpoint import save_checkpoint
 from support.json_files import write_json
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import default_fields, make_run_folder, row_of
-from tui.tables import styled
-from tui.tables.runs import fit_run_list, listed_columns, run_list_line
+from tui.screens.tables import styled
+from tui.screens.tables.runs import fit_run_list, listed_columns, run_list_line
 
 
 def state_of(folder: RunFolder) -> RunState:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.foreign.activity import Activity
-from engine.foreign.folders import RunFinder, find_runs
-from engine.foreign.run_list import Figures, ForeignRunList, ListedRun
+from engine.base.errors import UsageError
+from engine.report.foreign_run import read_run
 from engine.runs.comparison import compare_runs
 from engine.runs.fields import Names, find_field, names_of
 from engine.runs.foreign_record import known_keys, make_foreign_row, metric_keys, with_metrics
@@ -17,8 +16,9 @@ from engine.runs.query import parse_query
 from engine.runs.run_record import NO_RECORD
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import run_columns
-from engine.show.foreign_run import read_run
-from engine.utils.errors import UsageError
+from engine.watch.activity import Activity
+from engine.watch.folders import RunFinder, find_runs
+from engine.watch.run_list import Figures, ForeignRunList, ListedRun
 
 PARAMETERS = ({"lr": 0.1, "model.name": "vit", "seed": 1}, {"lr": 0.01, "model.name": "resnet", "seed": 1})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.run_sections import RunConfig
-from engine.launch.ranks import describe_early_stop, is_complete
+from engine.jobs.launch.ranks import describe_early_stop, is_complete
 from engine.runs.event_lines import event_line, event_lines
 from engine.runs.events import (
     CheckpointSaved,

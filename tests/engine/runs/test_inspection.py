@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.base.codec import InvalidRecordError
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import (
     LIST_NAMES,
@@ -19,7 +20,6 @@ from engine.runs.inspection import (
     read_inspection,
     write_inspection,
 )
-from engine.utils.codec import InvalidRecordError
 from support.messages import raises_problem
 from support.runs.inspections import make_info, make_inspection
 

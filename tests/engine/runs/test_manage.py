@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from engine.base.errors import Problem, UsageError
 from engine.runs import ownership
 from engine.runs.find import find_run, newest_first
 from engine.runs.folder import RunFolder, list_runs
@@ -24,7 +25,6 @@ from engine.runs.manage import (
     run_contents,
 )
 from engine.runs.ownership import Ownership, claim_run, locked_ended_run
-from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, raises_problem
 from support.runs.factories import make_ended_runs, make_run_folder, write_run_record
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.foreign.folders import find_runs
-from engine.foreign.points import Point, Points
-from engine.foreign.reading import Reading
-from engine.foreign.renaming import RenamedLog, Renaming
+from engine.base.files import state_folder
 from engine.runs.curves import CurveReader
 from engine.runs.metric_rules import RULES_FILE, FolderRules, read_rules, write_rules
-from engine.utils.files import state_folder
+from engine.watch.folders import find_runs
+from engine.watch.points import Point, Points
+from engine.watch.reading import Reading
+from engine.watch.renaming import RenamedLog, Renaming
 
 
 @pytest.fixture(autouse=True)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.notify.message import make_message
+from engine.jobs.notify.message import make_message
 from engine.report.page import make_page
+from engine.report.sync.rows import read_rows
+from engine.report.table import plain_lines
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS, Better, Metric, Taken, Unit
-from engine.show.table import plain_lines
-from engine.sync.rows import read_rows
 from support.replace import replace
 from support.runs.curves import curves_of
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 from support.runs.factories import make_run_folder, row_of
-from tui.tables.runs import listed_columns
+from tui.screens.tables.runs import listed_columns
 
 # Losses are multiples of 1/8, so that their differences are exact.
 EPOCHS = [replace(make_epoch(number), train_loss=0.5 / number, val_loss=0.5 / number + 0.125) for number in (1, 2)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.codec import InvalidRecordError
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     MAX_PROFILES,
@@ -16,7 +17,6 @@ from engine.runs.profile_file import (
     newest_profile,
     read_profile,
 )
-from engine.utils.codec import InvalidRecordError
 from support.messages import raises_problem
 from support.runs.factories import make_run_folder
 from support.runs.profiles import BALANCED, STARVED, make_profile, make_rank_profile, store_profile

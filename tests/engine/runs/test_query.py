@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.base.errors import UsageError
 from engine.runs.fields import Names, field_names, find_field, names_of
 from engine.runs.keys import quote_key
 from engine.runs.metrics import METRIC_PREFIX, Better, better_of_name
 from engine.runs.query import parse_columns, parse_query
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import SortOrder
-from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
 from support.runs.factories import make_row, with_fields
 

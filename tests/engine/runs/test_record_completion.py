@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.codec import replace
 from engine.runs import record_completion
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, RunState
@@ -16,7 +17,6 @@ from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run, read_journal_record
 from engine.runs.run_record import RunRecord, read_run_record, write_summary
-from engine.utils.codec import replace
 from support.runs.event_factories import make_command_started, make_epoch, make_run_resumed, make_run_started
 from support.runs.factories import append_events, append_to_journal, make_run_folder
 

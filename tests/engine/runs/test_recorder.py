@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from engine.base.codec import to_builtins
+from engine.base.errors import Problem
 from engine.config.schema import Config
-from engine.foreign.tensorboard import EventFolder
 from engine.runs.events import Event, FlushJournal, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalReader
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.run_row import read_row
 from engine.runs.sinks import RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
-from engine.utils.codec import to_builtins
-from engine.utils.errors import Problem
+from engine.watch.tensorboard import EventFolder
 from support.foreign import points_of, values_of
 from support.gputrain_command import ROOT
 from support.replace import replace

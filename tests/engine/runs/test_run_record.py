@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.base.codec import decode, encode
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.runs.events import (
@@ -41,7 +42,6 @@ from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.records import GpuSample
 from engine.runs.run_record import RunRecord, StoredForm, read_back, read_run_record, shown_state, stored_form
 from engine.runs.run_row import read_row
-from engine.utils.codec import decode, encode
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step

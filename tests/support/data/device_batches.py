@@ -6,13 +6,13 @@ import torch
 
 from engine.config.pipeline import PipelineName
 from engine.config.schema import Config
-from engine.data.batch import DeviceBatch
-from engine.data.checks import build_sampler
-from engine.data.device import InputPipeline
-from engine.data.plan import InputPlan
-from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.base import ImageSource
-from engine.data.sources.formats import model_input_format
+from engine.train.data.batch import DeviceBatch
+from engine.train.data.checks import build_sampler
+from engine.train.data.device import InputPipeline
+from engine.train.data.plan import InputPlan
+from engine.train.data.sampler import DistributedBatchSampler
+from engine.train.data.sources.base import ImageSource
+from engine.train.data.sources.formats import model_input_format
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image
 
-from engine.data.pack import Encoding, PackRequest, PackSummary, scan_for_pack, write_shards
+from engine.train.data.pack import Encoding, PackRequest, PackSummary, scan_for_pack, write_shards
 
 NUM_PHOTOS = 24
 

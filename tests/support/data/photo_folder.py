@@ -9,8 +9,8 @@ from PIL import Image
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.sources.base import ImageSource
-from engine.data.sources.open import open_source
+from engine.train.data.sources.base import ImageSource
+from engine.train.data.sources.open import open_source
 
 AUGMENT_OVERRIDES = ["augment.crop_padding=2", "augment.flip=true", "augment.erasing=0.5", "data.batch_size=16"]
 

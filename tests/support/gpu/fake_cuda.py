@@ -94,7 +94,7 @@ class DdpRun:
 
 def nccl_backend() -> str:
     """Return the backend that `device.backend=auto` takes for two GPUs."""
-    from engine.distributed.process_group import torch_backend
+    from engine.train.distributed.process_group import torch_backend
 
     return torch_backend("nccl-legacy")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn, optim
 
+from engine.base.errors import Problem, UsageError
 from engine.config.training_sections import OptimConfig
-from engine.optim.optimizers import build_optimizer, restore_optimizer
-from engine.utils.errors import Problem, UsageError
+from engine.train.optim.optimizers import build_optimizer, restore_optimizer
 
 
 def small(seed: int = 0) -> nn.Sequential:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.command.metric_files import OUTPUT_FILE
-from engine.command.run_metrics import MetricsFinder
-from engine.command.spec import write_command
+from engine.jobs.command.metric_files import OUTPUT_FILE
+from engine.jobs.command.run_metrics import MetricsFinder
+from engine.jobs.command.spec import write_command
 from engine.runs.curves import CurveReader
 from engine.runs.events import Event, GpuEvent, RunFinished
 from engine.runs.folder import RunFolder

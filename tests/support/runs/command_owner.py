@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.command.spec import Program
+from engine.base.files import file_number
 from engine.config.schema import Config
-from engine.launch.launcher import launch
-from engine.launch.request import RunRequest
+from engine.jobs.command.spec import Program
+from engine.jobs.launch.launcher import launch
+from engine.jobs.launch.request import RunRequest
 from engine.runs.event_lines import CommandOutput
 from engine.runs.events import Event
 from engine.runs.folder import RunFolder
 from engine.runs.run_record import RunRecord, read_run_record
-from engine.utils.files import file_number
 
 CHANGED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 

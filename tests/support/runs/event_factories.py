@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.base.codec import FORMAT
 from engine.runs.command_events import CommandStarted
 from engine.runs.events import EpochEvent, RunResumed, RunStarted, StepEvent
-from engine.utils.codec import FORMAT
 
 RUN_FIELDS: dict[str, Any] = {
     "format": FORMAT,

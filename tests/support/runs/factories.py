@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from engine.base.codec import asdict
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
-from engine.launch.survivors import make_run_id
-from engine.queue.state import QueueStage, QueueState
+from engine.jobs.launch.survivors import make_run_id
+from engine.jobs.queue.state import QueueStage, QueueState
 from engine.runs.control import MAX_REQUEST_BYTES
 from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, StepEvent
 from engine.runs.fields import Field, find_field
@@ -27,10 +28,9 @@ from engine.runs.records import RankDevice, RankEpochTiming
 from engine.runs.run_config import changed_values
 from engine.runs.run_record import RunRecord, StoredForm, read_back, stored_form, write_summary
 from engine.runs.run_row import RunRow, read_row
-from engine.utils.codec import asdict
 from support.replace import replace
 from support.runs.event_factories import make_command_started, make_epoch, make_run_started, make_step
-from tui.tables.runs import DEFAULT_COLUMNS
+from tui.screens.tables.runs import DEFAULT_COLUMNS
 
 GPU_RANK_INFO = [RankDevice(rank, "h", rank, f"GPU-{rank}") for rank in range(4)]
 

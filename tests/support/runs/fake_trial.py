@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engine.base.codec import replace
+from engine.base.errors import UsageError
 from engine.runs.control import consume_requests
 from engine.runs.events import ControlEvent, RunFinished, RunResumed, RunStarted
 from engine.runs.journal import Journal
 from engine.runs.ownership import claim_run
-from engine.utils.codec import replace
-from engine.utils.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from support.runs.event_factories import RUN_FIELDS, make_epoch

@@ -16,11 +16,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from engine.distributed.channel import PipeChannel
-from engine.distributed.rank_env import RankInfo
-from engine.launch import rank_process, rank_starter
-from engine.launch.rank_starter import RankStarter
-from engine.training.job import Job, Outcome
+from engine.jobs.launch import rank_process, rank_starter
+from engine.jobs.launch.rank_starter import RankStarter
+from engine.train.distributed.channel import PipeChannel
+from engine.train.distributed.rank_env import RankInfo
+from engine.train.loop.job import Job, Outcome
 
 # What a rank does instead of a training: it returns the outcome, raises, or exits.
 Body = Callable[[PipeChannel], Outcome]
@@ -67,7 +67,7 @@ def _run_starter(bodies: tuple[Body, ...], command: list[str]) -> None:
 
     # pytest has replaced these streams by files of its own.
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
-    training: Any = ModuleType("engine.training.train")
+    training: Any = ModuleType("engine.train.loop.train")
     training.train = train
     sys.modules[training.__name__] = training
     patch.object(rank_process, "open_local_store", lambda *_: None).start()

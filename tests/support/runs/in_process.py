@@ -11,28 +11,28 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from engine.base.process import SignalHandler
 from engine.config.loader import resolve_config
-from engine.data.batch import DeviceBatch, DeviceLoader
-from engine.data.checks import build_sampler
-from engine.data.device import InputPipeline
-from engine.data.plan import choose_pipeline
-from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
-from engine.distributed.channel import Channel
-from engine.distributed.node_plan import NodePlan, plan_node
-from engine.distributed.rank_env import RankInfo
-from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
 from engine.runs.events import EpochEvent, Event
 from engine.runs.folder import RunFolder
-from engine.training.checkpoint import load_checkpoint
-from engine.training.data import resume_position
-from engine.training.device import cuda_uuid
-from engine.training.job import Job
-from engine.training.train import run_training
-from engine.training.trainer import Trainer, build_trainer
-from engine.training.warmup import Warmup
-from engine.utils.process import SignalHandler
+from engine.train.data.batch import DeviceBatch, DeviceLoader
+from engine.train.data.checks import build_sampler
+from engine.train.data.device import InputPipeline
+from engine.train.data.plan import choose_pipeline
+from engine.train.data.sources.formats import model_input_format
+from engine.train.data.sources.open import open_source
+from engine.train.distributed.channel import Channel
+from engine.train.distributed.node_plan import NodePlan, plan_node
+from engine.train.distributed.rank_env import RankInfo
+from engine.train.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.train.loop.checkpoint import load_checkpoint
+from engine.train.loop.data import resume_position
+from engine.train.loop.device import cuda_uuid
+from engine.train.loop.job import Job
+from engine.train.loop.train import run_training
+from engine.train.loop.trainer import Trainer, build_trainer
+from engine.train.loop.warmup import Warmup
 
 
 class PremadeBatches(DeviceLoader):

@@ -21,10 +21,10 @@ from typing import Any
 from engine.config.schema import Config
 from engine.gpus import allocation
 from engine.gpus.snapshot import Snapshot
-from engine.launch.phases import EndedBeforeStartError, grant_allocated
-from engine.launch.request import RunRequest
-from engine.queue.place import CancelledError
-from engine.queue.state import QueueStage
+from engine.jobs.launch.phases import EndedBeforeStartError, grant_allocated
+from engine.jobs.launch.request import RunRequest
+from engine.jobs.queue.place import CancelledError
+from engine.jobs.queue.state import QueueStage
 from engine.runs.events import RunFinished
 from support.runs.run_owner import Owner
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.schema import Config
-from engine.distributed.node_plan import NodePlan
 from engine.gpus.allocation import GpuAllocation
-from engine.launch.phases import (
+from engine.jobs.launch.phases import (
     Held,
     Queued,
     Recording,
@@ -21,14 +20,15 @@ from engine.launch.phases import (
     enter_queue,
     grant_allocated,
 )
-from engine.launch.preflight import Preflight
-from engine.launch.request import RunRequest, check_dependencies
-from engine.launch.training import begin_training, make_job
-from engine.queue.state import QueueStage
+from engine.jobs.launch.preflight import Preflight
+from engine.jobs.launch.request import RunRequest, check_dependencies
+from engine.jobs.launch.training import begin_training, make_job
+from engine.jobs.queue.state import QueueStage
 from engine.runs.events import Event, RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line
-from engine.training.job import Job, RunResult
+from engine.train.distributed.node_plan import NodePlan
+from engine.train.loop.job import Job, RunResult
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config.schema import Config
-from engine.distributed.channel import PipeChannel
-from engine.distributed.node_plan import NodePlan
-from engine.distributed.watchdog import Phase
 from engine.gpus.allocation import GpuAllocation
-from engine.launch.gpu_usage import GpuUsagePoller
-from engine.launch.phases import Granted, Held, Requested, RunListener, Unrecorded
-from engine.launch.ranks import Ranks
-from engine.launch.request import RunRequest, SettledConfig
-from engine.launch.supervise import Supervisor
+from engine.jobs.launch.gpu_usage import GpuUsagePoller
+from engine.jobs.launch.phases import Granted, Held, Requested, RunListener, Unrecorded
+from engine.jobs.launch.ranks import Ranks
+from engine.jobs.launch.request import RunRequest, SettledConfig
+from engine.jobs.launch.supervise import Supervisor
 from engine.runs.control import ControlRequest, consume_requests
 from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.training.job import Job, Outcome, RunResult
+from engine.train.distributed.channel import PipeChannel
+from engine.train.distributed.node_plan import NodePlan
+from engine.train.distributed.watchdog import Phase
+from engine.train.loop.job import Job, Outcome, RunResult
 from support.runs.forked_ranks import Body, ForkedRanks
 
 PLAN = NodePlan(("cpu", "cpu"), (None, None), 2, 1, 0, "gloo")

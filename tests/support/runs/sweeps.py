@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import SweepSettings, write_settings
-from engine.sweeps.study import SweepStudy, open_study
+from engine.jobs.sweeps.folder import SweepFolder
+from engine.jobs.sweeps.settings import SweepSettings, write_settings
+from engine.jobs.sweeps.study import SweepStudy, open_study
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder

@@ -11,12 +11,12 @@ from typer.testing import CliRunner, Result
 
 from engine.config.loader import validate_config
 from engine.config.schema import as_dict
-from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
-from engine.models.factory import build_model
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS
 from engine.runs.folder import RunFolder
-from engine.training.checkpoint import save_checkpoint
+from engine.train.data.sources.formats import model_input_format
+from engine.train.data.sources.open import open_source
+from engine.train.loop.checkpoint import save_checkpoint
+from engine.train.models.factory import build_model
 from tui.cli.main import app
 
 DIGITS = validate_config({})

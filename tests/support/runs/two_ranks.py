@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from engine.utils.process import die_with_parent
+from engine.base.process import die_with_parent
 
 
 def run_on_two_ranks(folder: Path, work: Callable[[int], Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.config.loader import validate_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import to_yaml
-from engine.queue.state import write_queue_state
+from engine.jobs.queue.state import write_queue_state
 from engine.runs.events import GpuEvent, RunFinished, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import write_inspection

@@ -14,18 +14,18 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widget import Widget
 
+from engine.base.codec import decode
 from engine.gpus.recording import shift_times
 from engine.gpus.snapshot import DRIVER, UNITS, Measurement, Snapshot
 from engine.runs.events import RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.run_record import read_run_record, write_summary
-from engine.utils.codec import decode
 from support.replace import replace
-from tui.app import GputrainApp
 from tui.charts.history import GpuLoads
-from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
-from tui.pollers.host import GpuPoller, HostLoad, HostPoller
+from tui.screens.app import GputrainApp
+from tui.screens.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
+from tui.screens.pollers.host import GpuPoller, HostLoad, HostPoller
 from tui.screens.run import RunScreen
 
 DEMO_START_TIME = 1_760_000_000.0

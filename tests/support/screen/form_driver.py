@@ -7,7 +7,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from support.screen.demo_app import wait_until_idle
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 from tui.screens.form import FormScreen
 
 

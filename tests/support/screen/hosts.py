@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.gpus.snapshot import DRIVER, Measurement
-from engine.hosts.reading import HostReading, HostState
-from engine.hosts.watch import HostWatch
+from engine.jobs.hosts.reading import HostReading, HostState
+from engine.jobs.hosts.watch import HostWatch
 from engine.runs.run_row import RunRow
 from support.replace import replace
 from support.runs.factories import make_row

@@ -10,7 +10,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from support.screen.demo_app import clipped_widgets, wait_until_idle
-from tui.widgets.keys import Keys
+from tui.screens.widgets.keys import Keys
 
 Size = tuple[int, int]
 

@@ -15,9 +15,9 @@ from support.json_files import write_json
 from support.runs.inspections import CLASSES, make_inspection
 from support.screen.demo_app import demo_runs, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import press
-from tui.demo.server import FINISHED_RUN
+from tui.screens.demo.server import FINISHED_RUN
 from tui.screens.mistakes import MistakesScreen
-from tui.widgets.picture import PicturePanel
+from tui.screens.widgets.picture import PicturePanel
 
 # Probabilities of cat, dog and owl, and the label.
 IMAGES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from engine.queue.listing import QueueRow, RowState
+from engine.jobs.queue.listing import QueueRow, RowState
 from support.screen.demo_app import FROZEN_NOW
 
 

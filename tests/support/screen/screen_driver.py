@@ -10,7 +10,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from support.screen.demo_app import demo_app, no_gpu_feed, wait_until, wait_until_idle
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 from tui.screens.profile import ProfileScreen
 from tui.screens.run import RunScreen
 from tui.screens.sweep import SweepScreen

@@ -8,7 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from support.screen.demo_app import clipped_widgets, wait_until_idle
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 
 Compare = Callable[..., bool]
 Before = Callable[[Pilot[None]], Awaitable[None]]

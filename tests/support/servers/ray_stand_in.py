@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from engine.batch.states import forget
+from engine.runs.batch.states import forget
 
 
 class RayStandIn(ThreadingHTTPServer):

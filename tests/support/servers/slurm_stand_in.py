@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.batch.states import ENGINES, forget
+from engine.runs.batch.states import ENGINES, forget
 
 TOOLS: Mapping[str, str] = {
     "sbatch": 'cp "$2" script && echo "$(cat job)"',

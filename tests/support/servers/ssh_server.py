@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.utils.process import user_name
-from engine.utils.wait import wait_until
+from engine.base.process import user_name
+from engine.base.wait import wait_until
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 SSH = shutil.which("ssh")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.codec import decode
 from engine.gpus.snapshot import Snapshot
-from engine.utils.codec import decode
 from support.replace import replace
 from tui.charts.history import LOAD_READINGS, GpuLoads
 

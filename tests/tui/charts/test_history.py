@@ -6,7 +6,7 @@ import pytest
 
 from tui.charts.history import LoadHistory, history_graph, shown_seconds, time_axis
 from tui.charts.meter import meter
-from tui.palette import LOADS, TRACK
+from tui.terminal.palette import LOADS, TRACK
 
 NOW = 1_760_000_000.0
 

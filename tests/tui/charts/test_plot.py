@@ -10,7 +10,7 @@ import pytest
 from engine.runs.curves import BlockSeries
 from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
 from tui.charts.plot import Curve, PlotWindow, mark_columns, plot
-from tui.palette import series_style
+from tui.terminal.palette import series_style
 
 WIDTH, HEIGHT = 60, 10
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.sweeps.space import Choices, Range
-from engine.sweeps.status import SweepReader, SweepStatus
+from engine.jobs.sweeps.space import Choices, Range
+from engine.jobs.sweeps.status import SweepReader, SweepStatus
 from support.replace import replace
 from support.runs.sweeps import make_finished_trials
 from tui.charts.plot import plot

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from engine.report.charts import compared_charts, run_charts
 from engine.runs.curves import Curves, XAxis
 from engine.runs.events import StepEvent
 from engine.runs.journal_source import JournalPoints
-from engine.show.charts import compared_charts, run_charts
 from support.replace import replace
 from support.runs.curves import curves_of
 from support.runs.event_factories import make_epoch, make_run_started, make_step

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from engine.command.output_log import OutputLog
+from engine.jobs.command.output_log import OutputLog
 from engine.runs.event_lines import CommandOutput
 from engine.runs.events import WarningEvent
 from tui.cli.command_output import OutputPrinter

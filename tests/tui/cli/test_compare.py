@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.codec import replace
 from engine.config.yaml_io import to_yaml
 from engine.runs.command_events import CodeChanged, CodeRecorded
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import CodeSummary
-from engine.utils.codec import replace
 from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, write_run_record

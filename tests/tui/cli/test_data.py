@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.doctor import dataset
-from engine.doctor.dataset import GAP, LABEL_COLUMN
+from engine.train import dataset_view as dataset
+from engine.train.dataset_view import GAP, LABEL_COLUMN
 from support.data.photo_folder import write_photo_folder
 from support.messages import says
 from support.runs.trained_run import call

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from engine.utils.files import settings_file
+from engine.base.files import settings_file
 from support.messages import says
 from support.servers.ssh_stand_in import CHANGED_WORDS, HOST_KEY_CHANGED, SshStandIn, run_line, snapshot_line
 from tui.cli.console import json_line

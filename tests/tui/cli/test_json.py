@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.codec import fields
 from engine.runs.events import ConfigRejected, FlushJournal
 from engine.runs.folder import RunFolder
 from engine.runs.journal import EVENT_TYPES
-from engine.utils.codec import fields
 from support.runs.event_factories import make_run_started, make_step
 from support.runs.factories import make_ended_runs
 from support.runs.trained_run import call

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from engine.base.errors import Problem
 from engine.config.loader import resolve_config
-from engine.launch.preflight import run_preflight
-from engine.launch.request import RunRequest
-from engine.utils.errors import Problem
+from engine.jobs.launch.preflight import run_preflight
+from engine.jobs.launch.request import RunRequest
 from support.messages import has_problem, says
 from tui.cli.main import app
 from tui.cli.tree import COMMANDS
@@ -27,7 +27,7 @@ ARGUMENTS = {
 
 @pytest.fixture(autouse=True)
 def missing_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None if name == "torch" else find_spec(name))
+    monkeypatch.setattr("engine.base.libraries.find_spec", lambda name: None if name == "torch" else find_spec(name))
     monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path / "runs"))
 
 

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from support.screen.demo_app import demo_app, demo_runs
-from tui.app import GputrainApp
 from tui.cli.main import screen_app
 from tui.cli.open_tui import exit_after_screen
-from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN
+from tui.screens.app import GputrainApp
+from tui.screens.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN
 
 
 def messages_after(app: GputrainApp, capsys: pytest.CaptureFixture[str]) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from engine.command.spec import Program, read_command, write_command
-from engine.launch.request import RunRequest
+from engine.base.codec import replace
+from engine.jobs.command.spec import Program, read_command, write_command
+from engine.jobs.launch.request import RunRequest
 from engine.runs.folder import RunFolder
-from engine.utils.codec import replace
 from support.messages import has_problem, says
 from support.runs.command_owner import stdin_with
 from support.runs.factories import make_run_folder
@@ -76,7 +76,7 @@ def test_arguments_of_a_resume_are_split_as_in_a_shell(requests: list[RunRequest
 
 
 def test_command_needs_no_torch(requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("engine.base.libraries.find_spec", lambda name: None)
     assert invoke("--", "true").exit_code == 0
     assert invoke("digits").exit_code == 2
     assert len(requests) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.command.terminal import Terminal as CommandTerminal
+from engine.jobs.command.terminal import Terminal as CommandTerminal
 from engine.runs.folder import RunFolder
 from support.gputrain_command import GPUTRAIN, Gputrain
 from support.messages import says

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.runs.batch.job import read_job, require_no_open_job, write_job
 from engine.runs.control import consume_requests
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.job import read_job, require_no_open_job, write_job
 from engine.runs.ownership import Ownership
 from support.messages import raises_problem
 from support.runs.event_factories import make_run_started

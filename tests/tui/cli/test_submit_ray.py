@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.runs.batch.job import read_job, require_no_open_job
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.job import read_job, require_no_open_job
 from support.messages import raises_problem
 from support.runs.trained_run import call
 from support.servers.ray_stand_in import RayStandIn, ray_stand_in
@@ -20,7 +20,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayStand
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path / "here" / "runs"))
-    monkeypatch.setattr("engine.batch.ray.find_spec", lambda _: True)
+    monkeypatch.setattr("engine.runs.batch.ray.find_spec", lambda _: True)
     with ray_stand_in() as server:
         yield server
 
@@ -35,7 +35,7 @@ def test_submitted_training_takes_the_gpus_that_ray_shows_it(submitted: RunFolde
     job = read_job(submitted)
     assert job is not None and (job.engine, [job.id]) == (server.place, [*server.jobs])
     last = (submitted.path / "job.sh").read_text().splitlines()[-1]
-    assert " -m engine.batch.ray 4 1 " in last
+    assert " -m engine.runs.batch.ray 4 1 " in last
     assert last.endswith("run --headless digits --name a --resume --gpus all")
 
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
-from engine.command.spec import Program, write_command
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
-from engine.sweeps.folder import SweepFolder
-from engine.sweeps.settings import SweepSettings, read_settings
+from engine.jobs.command.spec import Program, write_command
+from engine.jobs.sweeps.folder import SweepFolder
+from engine.jobs.sweeps.settings import SweepSettings, read_settings
 from support.gputrain_command import Gputrain
 from support.messages import says
 from support.runs.sweeps import SETTINGS, make_finished_trials, make_sweep

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.errors import Problem
 from engine.gpus.snapshot import Snapshot
-from engine.utils.errors import Problem
 from support.gputrain_command import wait_for
 from support.messages import has_problem
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from engine.base.errors import UsageError
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_dict
-from engine.launch.request import RunRequest
-from engine.utils.errors import UsageError
+from engine.jobs.launch.request import RunRequest
 from support.gputrain_command import Gputrain
 from tui.cli.main import app
-from tui.flags import run_arguments
 from tui.form.fields import completions, form_fields, optimizer_placeholders
+from tui.form.flags import run_arguments
 from tui.form.model import (
     Form,
     form_from_run,

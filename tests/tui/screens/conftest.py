@@ -64,8 +64,8 @@ def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.delenv("GPUTRAIN_RUNS", raising=False)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr("tui.tables.ranks.time.time", lambda: FROZEN_NOW)
-    monkeypatch.setattr("engine.utils.host.available_cores", lambda: 16)
+    monkeypatch.setattr("tui.screens.tables.ranks.time.time", lambda: FROZEN_NOW)
+    monkeypatch.setattr("engine.base.host.available_cores", lambda: 16)
     yield
     monkeypatch.undo()
     time.tzset()

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from engine.command.spec import write_command
+from engine.base.codec import replace
+from engine.base.errors import UsageError
 from engine.gpus.current_use import find_current_use
-from engine.utils.codec import replace
-from engine.utils.errors import UsageError
+from engine.jobs.command.spec import write_command
 from support.runs.command_folder import make_command_finished, make_command_run
 from support.runs.command_owner import make_command
 from support.screen.demo_app import demo_snapshot, wait_until_idle
@@ -81,7 +81,7 @@ def test_command_on_gpu_that_is_not_free_is_started_after_a_question(root: Path,
 def test_new_run_asks_for_a_command_where_trainings_are_not_installed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("engine.base.libraries.find_spec", lambda name: None)
     app: Any = real_app(root)
 
     async def act(pilot: Pilot[None]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.command.metric_files import OWN_FILE
+from engine.jobs.command.metric_files import OWN_FILE
 from engine.runs.events import ControlEvent
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership

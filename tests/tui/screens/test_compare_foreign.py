@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.foreign.folders import find_runs
+from engine.watch.folders import find_runs
 from support.runs.compared_runs import make_compared_run
 from support.screen.demo_app import visible_text, wait_until
 from support.screen.screen_driver import drive, real_app
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 from tui.screens.compare import CHART_PANEL, TABLE_PANEL, CompareScreen
 from tui.screens.run import RunScreen
-from tui.widgets.lines import Lines
+from tui.screens.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SIZE = (120, 40)

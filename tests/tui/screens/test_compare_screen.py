@@ -19,7 +19,7 @@ from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import append_to_journal, make_run_folder
 from support.screen.demo_app import visible_text, wait_until
 from support.screen.screen_driver import drive, press, real_app
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 from tui.screens.compare import CHART_PANEL, TABLE_PANEL, CompareScreen
 from tui.screens.run import RunScreen
 

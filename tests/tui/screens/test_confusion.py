@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from textual.pilot import Pilot
 
+from engine.base.codec import InvalidRecordError
 from engine.runs.evaluations import mistakes, read_evaluations, worst_first
 from engine.runs.folder import RunFolder
-from engine.utils.codec import InvalidRecordError
 from support.json_files import write_json
 from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, write_run_record
 from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
-from tui.demo.server import LIVE_RUN
 from tui.screens.confusion import ConfusionScreen
+from tui.screens.demo.server import LIVE_RUN
 from tui.screens.run import RunScreen
-from tui.tables.confusion import matrix_lines, scatter_lines, shorten_names
-from tui.widgets.matrix import Matrix
+from tui.screens.tables.confusion import matrix_lines, scatter_lines, shorten_names
+from tui.screens.widgets.matrix import Matrix
 
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
 

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from engine.runs.folder import RunFolder
 from support.screen.demo_app import demo_app, visible_text, wait_until
 from support.screen.screen_driver import drive, press
-from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.dialogs import HelpDialog, LogDialog, TextDialog, confirm
 from tui.screens.run import RunScreen
 

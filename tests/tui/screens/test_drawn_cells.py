@@ -11,8 +11,8 @@ from textual.pilot import Pilot
 from support.screen.demo_app import demo_app, demo_runs
 from support.screen.screen_driver import drive, press
 from tui.charts.meter import SQUARE
-from tui.palette import ANSI
-from tui.theme import save_palette
+from tui.terminal.palette import ANSI
+from tui.terminal.theme import save_palette
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 

@@ -20,12 +20,12 @@ from support.screen.demo_app import (
     wait_until_idle,
 )
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
 from tui.screens.run_metrics import MetricsDialog
 from tui.screens.runs import RunsScreen
-from tui.widgets.lines import Lines
+from tui.screens.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 RECORDED = Path(__file__).parents[2] / "recordings" / "foreign"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.foreign.folders import ForeignRun, find_runs
 from engine.gpus.snapshot import Measurement
+from engine.watch.folders import ForeignRun, find_runs
 from support.replace import replace
 from support.screen.demo_app import (
     FROZEN_NOW,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from engine.batch.states import found_engines
+from engine.base.files import settings_file, state_folder
 from engine.gpus.current_use import find_current_use
-from engine.utils.files import settings_file, state_folder
+from engine.runs.batch.states import found_engines
 from support.gputrain_command import GPUTRAIN
 from support.messages import says
 from support.screen.demo_app import FROZEN_NOW, demo_app, demo_snapshot, toasts, visible_text, wait_until
@@ -23,7 +23,7 @@ from tui.form.fields import HOST_KEY
 from tui.form.model import Form, load_last_form, save_last_form
 from tui.screens.form import FormScreen
 from tui.screens.monitor import MonitorScreen
-from tui.widgets.field_lines import FieldEntry
+from tui.screens.widgets.field_lines import FieldEntry
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -151,7 +151,7 @@ def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(tm
 
 def test_form_submits_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = SlurmStandIn(tmp_path / "slurm", monkeypatch)
-    monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [GPUTRAIN])
+    monkeypatch.setattr("tui.screens.launcher.gputrain_command", lambda: [GPUTRAIN])
     monkeypatch.setattr("tui.screens.form.found_engines", found_engines)
 
     async def act(pilot: Pilot[None]) -> None:
@@ -173,7 +173,7 @@ def test_form_starts_on_other_host_without_checks_of_this_one(
     settings.parent.mkdir(parents=True)
     settings.write_text("hosts: [lab1, lab2]\n")
     ssh.set_host("lab2", "echo Permission denied '(publickey).' >&2; exit 255")
-    monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [GPUTRAIN])
+    monkeypatch.setattr("tui.screens.launcher.gputrain_command", lambda: [GPUTRAIN])
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")

@@ -25,7 +25,7 @@ from support.screen.layouts import each_layout
 from support.screen.mistakes_driver import inspected_run, open_mistakes
 from support.screen.queue_rows import QUEUE_ROWS
 from support.screen.screen_driver import Drive, drive, open_profile, open_sweep, press, real_app
-from tui.demo.server import LIVE_RUN
+from tui.screens.demo.server import LIVE_RUN
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -69,7 +69,7 @@ DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
 def test_screen_has_panels_that_fit_the_terminal(
     demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch, screen: str
 ) -> None:
-    monkeypatch.setattr("tui.pollers.files.list_queue", lambda: QUEUE_ROWS)
+    monkeypatch.setattr("tui.screens.pollers.files.list_queue", lambda: QUEUE_ROWS)
     run, keys, layouts = DEMO_LAYOUTS[screen]
 
     async def act(pilot: Pilot[None]) -> None:

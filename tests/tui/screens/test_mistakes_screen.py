@@ -15,8 +15,8 @@ from support.replace import replace
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.mistakes_driver import drawn, inspected_run, open_mistakes, six_images
 from support.screen.screen_driver import drive, press, real_app
-from tui.widgets.lines import Lines
-from tui.widgets.picture import PicturePanel
+from tui.screens.widgets.lines import Lines
+from tui.screens.widgets.picture import PicturePanel
 
 
 @pytest.fixture

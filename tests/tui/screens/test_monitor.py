@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from engine.base.codec import replace
 from engine.runs.folder import RunFolder
 from engine.runs.labels import change_labels
-from engine.utils.codec import replace
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import (
     FROZEN_NOW,
@@ -22,14 +22,14 @@ from support.screen.demo_app import (
 )
 from support.screen.queue_rows import make_row
 from support.screen.screen_driver import drive, press, wait_for_frame
-from tui.app import GputrainApp
-from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.app import GputrainApp
 from tui.screens.compare import CompareScreen
+from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
 from tui.screens.sweep import SweepScreen
-from tui.widgets.lines import Lines
+from tui.screens.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 WIDE = (160, 48)
@@ -241,7 +241,7 @@ def test_monitor_refreshes_less_often_until_it_is_used(demo_runs_folder: Path, m
 
     async def act(pilot: Pilot[None]) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("tui.app.UNATTENDED_SECONDS", 0.0)
+            patch.setattr("tui.screens.app.UNATTENDED_SECONDS", 0.0)
             app.adapt_refresh()
         assert (app.refresh_s, app.run_list_poller.min_interval_s, app.gpu_poller.min_interval_s) == (5.0, 5.0, 5.0)
         await press(pilot, "down")

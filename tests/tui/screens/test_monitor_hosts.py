@@ -18,13 +18,13 @@ from support.runs.factories import make_row
 from support.screen.demo_app import demo_app, toasts, visible_text, wait_until
 from support.screen.hosts import FrozenHosts, make_reading, make_readings
 from support.screen.screen_driver import Drive, drive, press, real_app
-from tui.app import GputrainApp
-from tui.demo.server import LIVE_RUN
 from tui.screens import monitor_hosts
+from tui.screens.app import GputrainApp
+from tui.screens.demo.server import LIVE_RUN
 from tui.screens.monitor_hosts import MonitorHosts
-from tui.tables import hosts as hosts_table
-from tui.tables.hosts import HostGroup, host_lines, hosts_summary
-from tui.widgets.lines import Lines
+from tui.screens.tables import hosts as hosts_table
+from tui.screens.tables.hosts import HostGroup, host_lines, hosts_summary
+from tui.screens.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 WIDE, SMALL = (160, 48), (80, 24)

@@ -20,7 +20,7 @@ from support.runs.profiles import (
 )
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, open_profile, press, real_app
-from tui.pollers.files import ProfileReader, watch_profile
+from tui.screens.pollers.files import ProfileReader, watch_profile
 
 
 @pytest.fixture

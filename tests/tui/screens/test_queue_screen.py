@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from engine.base.codec import or_none
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
-from engine.queue.listing import QueueRow, RowState
-from engine.queue.state import write_queue_state
+from engine.jobs.queue.listing import QueueRow, RowState
+from engine.jobs.queue.state import write_queue_state
+from engine.runs.batch.job import write_job
 from engine.runs.control import consume_requests
 from engine.runs.events import WaitingForGpus
 from engine.runs.folder import RunFolder
-from engine.runs.job import write_job
 from engine.runs.ownership import Ownership
-from engine.utils.codec import or_none
 from support.messages import says
 from support.runs.factories import make_queue_state, make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
@@ -54,7 +54,7 @@ def supervisors(
     tmp_path: Path, isolated_folder: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[WaitingSupervisor]]:
     # They receive requests and do not carry them out.
-    monkeypatch.setattr("engine.queue.edit.APPLY_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("engine.jobs.queue.edit.APPLY_TIMEOUT_SECONDS", 0.1)
     (tmp_path / "GPUTRAIN_RESERVATIONS").mkdir()
     waiting = [WaitingSupervisor(tmp_path / "runs", name, position) for position, name in enumerate("ab")]
     yield waiting
@@ -113,7 +113,7 @@ def test_cancel_asks_first(tmp_path: Path, supervisors: list[WaitingSupervisor])
 
 def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = QueueRow("theirs", "bob", -1, RowState.WAITING, 1, 0.0, "\x1b[2J", "free:1", key="theirs")
-    monkeypatch.setattr("tui.pollers.files.list_queue", lambda: [foreign])
+    monkeypatch.setattr("tui.screens.pollers.files.list_queue", lambda: [foreign])
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         assert "\\x1b[2J" in visible_text(pilot, "#queue-reason")

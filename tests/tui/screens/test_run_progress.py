@@ -22,9 +22,9 @@ from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, sample_gpus
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 from support.runs.factories import make_gpu_run_started, make_run_folder
-from tui.pollers.run import RunPoller, RunSnapshot
+from tui.screens.pollers.run import RunPoller, RunSnapshot
 from tui.screens.run_progress import failure_lines, progress_line
-from tui.tables.ranks import rank_lines
+from tui.screens.tables.ranks import rank_lines
 
 GIB = 2**30
 

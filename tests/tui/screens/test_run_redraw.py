@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from support.screen.demo_app import demo_app, visible_text, wait_until
 from support.screen.screen_driver import drive, press, wait_for_frame
 from tui.charts.plot import draw_curve
-from tui.demo.server import FINISHED_RUN
+from tui.screens.demo.server import FINISHED_RUN
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 

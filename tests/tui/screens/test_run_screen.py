@@ -20,8 +20,8 @@ from support.runs.event_factories import make_epoch, make_run_started, make_step
 from support.runs.factories import make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
-from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.pollers.run import StateReader
+from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.pollers.run import StateReader
 from tui.screens.run import RunScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -37,7 +37,7 @@ def test_request_typed_before_the_state_is_known_waits_for_it(
         publish(reader, problem, is_reading=is_reading)
 
     monkeypatch.setattr(StateReader, "publish", publish_later)
-    monkeypatch.setattr("tui.app.MAX_CONTENT_WAIT_SECONDS", 30.0)
+    monkeypatch.setattr("tui.screens.app.MAX_CONTENT_WAIT_SECONDS", 30.0)
 
     async def act(pilot: Pilot[None]) -> None:
         app.open_run(str(demo_runs_folder / LIVE_RUN))

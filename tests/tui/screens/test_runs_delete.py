@@ -11,7 +11,7 @@ from engine.runs.manage import list_trash
 from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
-from tui.demo.server import FINISHED_RUN
+from tui.screens.demo.server import FINISHED_RUN
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SIZE = (120, 24)

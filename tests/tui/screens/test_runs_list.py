@@ -12,14 +12,14 @@ from textual.pilot import Pilot
 
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
-from tui.app import GputrainApp
-from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.pollers.run_lists import RunListPoller
+from tui.screens.app import GputrainApp
 from tui.screens.compare import CompareScreen
+from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.monitor import MonitorScreen
+from tui.screens.pollers.run_lists import RunListPoller
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
-from tui.widgets.lines import Lines
+from tui.screens.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 WIDE = (160, 24)
@@ -206,7 +206,7 @@ def test_keys_typed_before_the_first_rows_wait_for_them(
         read(poller)
 
     monkeypatch.setattr(RunListPoller, "poll_part", read_later)
-    monkeypatch.setattr("tui.app.MAX_CONTENT_WAIT_SECONDS", 30.0)
+    monkeypatch.setattr("tui.screens.app.MAX_CONTENT_WAIT_SECONDS", 30.0)
 
     async def main() -> None:
         async with app.run_test(size=WIDE) as pilot:
@@ -222,7 +222,7 @@ def test_keys_typed_before_the_first_rows_wait_for_them(
 def test_keys_reach_a_list_that_stays_empty(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app, is_released = demo_app(demo_runs_folder), threading.Event()
     monkeypatch.setattr(RunListPoller, "poll_part", lambda _: is_released.wait(30))
-    monkeypatch.setattr("tui.app.MAX_CONTENT_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("tui.screens.app.MAX_CONTENT_WAIT_SECONDS", 0.0)
 
     async def main() -> None:
         async with app.run_test(size=WIDE) as pilot:

@@ -14,11 +14,11 @@ from support.replace import replace
 from support.runs.factories import append_events
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
-from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.form import FormScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
-from tui.widgets.lines import Lines
+from tui.screens.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 WIDE = (160, 48)

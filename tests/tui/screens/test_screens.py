@@ -19,8 +19,8 @@ from support.screen.demo_app import (
     wait_until_idle,
 )
 from support.screen.screen_driver import drive, press, real_app
-from tui import keymap
-from tui.app import GputrainApp
+from tui.screens import keymap
+from tui.screens.app import GputrainApp
 from tui.screens.base import Dialog, GputrainScreen
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import ChoiceDialog, LogDialog, MultiChoiceDialog, TextDialog
@@ -31,9 +31,9 @@ from tui.screens.monitor import MonitorScreen
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
-from tui.widgets.keys import Keys
-from tui.widgets.lines import Lines
-from tui.widgets.matrix import Matrix
+from tui.screens.widgets.keys import Keys
+from tui.screens.widgets.lines import Lines
+from tui.screens.widgets.matrix import Matrix
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -197,8 +197,8 @@ def test_footer_key_click_acts_like_key_press(demo_runs_folder: Path) -> None:
 
 def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tui.cli.open_tui import demo_app
-    from tui.demo.server import DemoServer
-    from tui.pollers.watched import RefreshIntervals
+    from tui.screens.demo.server import DemoServer
+    from tui.screens.pollers.watched import RefreshIntervals
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
-from tui.demo.server import LIVE_RUN
+from tui.screens.demo.server import LIVE_RUN
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 

@@ -14,12 +14,12 @@ from support.runs.factories import make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.form_driver import form_of, type_into
 from support.screen.screen_driver import drive, press, real_app
-from tui.app import GputrainApp
-from tui.demo.server import LIVE_RUN
+from tui.screens.app import GputrainApp
+from tui.screens.demo.server import LIVE_RUN
 from tui.screens.dialogs import ChoiceDialog, HelpDialog
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
-from tui.widgets.lines import Lines
+from tui.screens.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SMALL, LARGE = (40, 10), (100, 30)

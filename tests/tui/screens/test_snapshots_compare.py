@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from support.runs.compared_runs import make_compared_run
 from support.screen.demo_app import demo_app, no_gpu_feed, wait_until, wait_until_idle
 from support.screen.screen_snapshots import Compare, matches_snapshot
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 from tui.screens.compare import CompareScreen
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")

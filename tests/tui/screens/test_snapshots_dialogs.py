@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from engine.launch.detached import LaunchedRun
+from engine.jobs.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from support.json_files import write_json
 from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_idle
 from support.screen.screen_snapshots import Compare, matches_snapshot
-from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.dialogs import TextDialog
 
 REFUSAL = """warning: GPU 0 is also used by bob, with 11.0 GiB

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.foreign.folders import find_runs
+from engine.watch.folders import find_runs
 from support.screen.demo_app import FROZEN_NOW, demo_app, no_gpu_feed, wait_until_idle
 from support.screen.screen_snapshots import Compare, Size, matches_snapshot
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 LOG = "".join(f"epoch {epoch}: loss {1 / epoch:.4f}\n" for epoch in range(1, 9))

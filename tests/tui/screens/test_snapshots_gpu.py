@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.codec import decode
 from engine.gpus.snapshot import Snapshot
-from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.screen.demo_app import FrozenGpuFeed, demo_app, demo_runs
 from support.screen.screen_snapshots import Compare, matches_snapshot

@@ -19,7 +19,7 @@ def test_mistakes(snap_compare: Compare, tmp_path: Path, monkeypatch: pytest.Mon
     run = inspected_run(Path("runs"), Path("photos"))
     # The path of the folder differs in each test.
     monkeypatch.setattr("tui.screens.mistakes.image_path", lambda *_: "/data/photos/cat/tabby.png")
-    monkeypatch.setattr("tui.tables.mistakes.image_path", lambda image, info: f"/data/photos/{image.path}")
+    monkeypatch.setattr("tui.screens.tables.mistakes.image_path", lambda image, info: f"/data/photos/{image.path}")
 
     async def open_screen(pilot: Pilot[None]) -> None:
         await open_mistakes(pilot)

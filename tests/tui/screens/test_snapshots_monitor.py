@@ -10,8 +10,8 @@ from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed
 from support.screen.holders import holder_feed
 from support.screen.hosts import FrozenHosts, make_readings
 from support.screen.screen_snapshots import Compare, Size, at_daily_sizes, matches_snapshot
-from tui.palette import ANSI, LIGHT, Palette
-from tui.theme import save_palette
+from tui.terminal.palette import ANSI, LIGHT, Palette
+from tui.terminal.theme import save_palette
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 

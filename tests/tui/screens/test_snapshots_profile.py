@@ -12,7 +12,7 @@ from support.runs.profiles import PROFILE, store_profile
 from support.screen.demo_app import demo_app, demo_runs
 from support.screen.screen_driver import open_profile
 from support.screen.screen_snapshots import Compare, matches_snapshot
-from tui.demo.server import FINISHED_RUN
+from tui.screens.demo.server import FINISHED_RUN
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 

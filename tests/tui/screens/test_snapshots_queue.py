@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("frozen_environment")
 @pytest.fixture(autouse=True)
 def queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of two users that wait, are held, wait for another run and were interrupted."""
-    monkeypatch.setattr("tui.pollers.files.list_queue", lambda: QUEUE_ROWS)
-    monkeypatch.setattr("engine.queue.listing.time.time", lambda: FROZEN_NOW)
+    monkeypatch.setattr("tui.screens.pollers.files.list_queue", lambda: QUEUE_ROWS)
+    monkeypatch.setattr("engine.jobs.queue.listing.time.time", lambda: FROZEN_NOW)
 
 
 def test_queue(snap_compare: Compare) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from support.screen.demo_app import demo_app, demo_runs
 from support.screen.screen_snapshots import Compare, Size, at_daily_sizes, matches_snapshot
-from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 

@@ -16,7 +16,7 @@ from support.runs.factories import write_labels
 from support.screen.demo_app import FROZEN_NOW, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import real_app
 from support.screen.screen_snapshots import Compare, matches_snapshot
-from tui.demo.server import FINISHED_RUN
+from tui.screens.demo.server import FINISHED_RUN
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from engine.launch.detached import LaunchedRun
+from engine.jobs.launch.detached import LaunchedRun
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, RunState
 from support.messages import says
@@ -19,8 +19,8 @@ from support.runs.event_factories import make_run_started, make_step
 from support.runs.factories import make_run_folder
 from support.screen.demo_app import clipped_widgets, demo_app, toasts, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
-from tui.app import GputrainApp
-from tui.demo.server import FINISHED_RUN
+from tui.screens.app import GputrainApp
+from tui.screens.demo.server import FINISHED_RUN
 from tui.screens.form import FormScreen
 from tui.screens.run import RunScreen
 
@@ -69,8 +69,8 @@ def app(tmp_path: Path, searches: list[RunFolder | None], monkeypatch: pytest.Mo
     script = tmp_path / "supervisor.py"
     paths = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]
     script.write_text(f"import sys; sys.path[:0] = {paths}\n{SUPERVISOR}")
-    monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [sys.executable, str(script)])
-    monkeypatch.setattr("engine.launch.detached.systemd_scope_prefix", lambda: ([], None))
+    monkeypatch.setattr("tui.screens.launcher.gputrain_command", lambda: [sys.executable, str(script)])
+    monkeypatch.setattr("engine.jobs.launch.detached.systemd_scope_prefix", lambda: ([], None))
 
     def find_folder_in_thread(launched: LaunchedRun) -> RunFolder | None:
         # The runs folder may have thousands of runs: keys and frames never wait for it.

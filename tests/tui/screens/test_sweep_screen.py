@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.sweeps.folder import SweepFolder
+from engine.jobs.sweeps.folder import SweepFolder
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import toasts, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, open_sweep, press, real_app
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 from tui.screens.compare import CompareScreen
 from tui.screens.run import RunScreen
 from tui.screens.sweep import SweepScreen
-from tui.widgets.lines import Lines
+from tui.screens.widgets.lines import Lines
 
 
 def trial_numbers(pilot: Pilot[None]) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from engine.foreign.process import ProcessId
+from engine.watch.process import ProcessId
 from support.messages import says
 from support.replace import replace
 from support.screen.demo_app import (
@@ -23,12 +23,12 @@ from support.screen.demo_app import (
     wait_until_idle,
 )
 from support.screen.screen_driver import drive, press, real_app
-from tui.app import GputrainApp
+from tui.screens.app import GputrainApp
 from tui.screens.gpu_processes import ProcessSignaler
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
-from tui.tables.process import LoadScale
-from tui.widgets.lines import Lines
+from tui.screens.tables.process import LoadScale
+from tui.screens.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 HOLD = "import sys; file = open('metrics.csv', 'a'); file.write('step,loss\\n1,0.5\\n'); file.flush(); print('step 1', file=sys.stderr, flush=True); print(flush=True); sys.stdin.read()"  # noqa: E501

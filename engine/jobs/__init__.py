@@ -1,0 +1,1 @@
+"""What starts, queues, supervises and stops runs, on this host and on others."""

@@ -1,0 +1,201 @@
+"""CSV files of Lightning, Keras, ultralytics and timm: growing, rewritten, torn, and those that are no logs."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.watch import row_files
+from engine.watch.csv_file import CsvFile
+from engine.watch.folders import SearchLimits, find_runs
+from engine.watch.growing_file import MAX_LINE_BYTES
+from engine.watch.points import Point
+from engine.watch.reading import ColumnChoice, list_folder
+from support.foreign import points_of, values_of
+
+RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
+TIMM = """\
+epoch,train_loss,eval_loss,eval_top1,lr
+0,2.5,2.4,10.0,0.1
+1,2.25,2.2,20.0,0.1
+epoch,train_loss,eval_loss,eval_top1,eval_top5,lr
+2,2.0,2.0,30.0,60.0,0.01
+"""
+
+
+def test_csv_file_reads_keras_logger_with_semicolons() -> None:
+    points = points_of(CsvFile(RECORDINGS / "keras/history.csv"))
+    assert [step for step, _ in values_of(points, "val_loss")] == [0, 1, 2, 3, 4]
+    assert values_of(points, "loss")[-1] == (4, 0.4444974958896637)
+
+
+def test_csv_file_takes_heading_that_resumed_timm_run_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "summary.csv"
+    path.write_text(TIMM)
+    points = points_of(CsvFile(path))
+    assert values_of(points, "eval_top1") == [(0, 10.0), (1, 20.0), (2, 30.0)]
+    assert values_of(points, "eval_top5") == [(2, 60.0)]
+    assert values_of(points, "lr") == [(0, 0.1), (1, 0.1), (2, 0.01)]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("3,,nan", [("a", 3, math.nan)]),
+        ("3,inf,-1e3", [("b", 3, math.inf), ("a", 3, -1000.0)]),
+        ("3,text,1", [("a", 3, 1.0)]),
+        ("3", []),
+        ('3,"1,5",2', [("a", 3, 2.0)]),
+        ("1e300,1,2", [("b", 0, 1.0), ("a", 0, 2.0)]),
+        ("3,1,2,4,5", [("b", 3, 1.0), ("a", 3, 2.0)]),
+    ],
+)
+def test_csv_file_reads_odd_row(tmp_path: Path, row: str, expected: list[tuple[str, int, float]]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"step,b,a\n{row}\n")
+    points = points_of(CsvFile(path))
+    assert [point[:2] for point in points] == [point[:2] for point in expected]
+    assert [point.value for point in points] == pytest.approx([point[2] for point in expected], nan_ok=True)
+
+
+def test_csv_file_counts_rows_without_step_and_reads_unix_times(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("timestamp,loss\n1.8e9,1\n1.9e9,2\n")
+    assert points_of(CsvFile(path)) == [Point("loss", 0, 1.0, None, 1.8e9), Point("loss", 1, 2.0, None, 1.9e9)]
+
+
+def test_csv_file_waits_for_end_of_torn_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    source = CsvFile(path)
+    path.write_text("step,loss\n1,0.5\n2,0.2")
+    assert values_of(source.poll().points, "loss") == [(1, 0.5)]
+    with path.open("a") as file:
+        file.write("5\n")
+    assert values_of(source.poll().points, "loss") == [(2, 0.25)]
+
+
+def test_csv_file_reads_last_row_without_line_break_of_settled_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("step,loss\n1,0.5")
+    os.utime(path, (time.time() - 60,) * 2)
+    assert values_of(points_of(CsvFile(path)), "loss") == [(1, 0.5)]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_csv_file_continues_when_same_rows_are_rewritten(tmp_path: Path, is_replaced: bool) -> None:
+    path = tmp_path / "metrics.csv"
+    rows = [f"{step},{step / 4}" for step in range(2000)]
+    path.write_text("\n".join(["step,loss", *rows[:1000], ""]))
+    source = CsvFile(path)
+    assert len(source.poll().points) == 1000
+    path.write_text("")
+    assert source.poll().drop_from is None
+    if is_replaced:
+        path.unlink()
+    path.write_text("\n".join(["step,loss", *rows, ""]))
+    reading = source.poll()
+    assert (reading.drop_from, len(reading.points)) == (None, 1000)
+
+
+def test_csv_file_starts_over_when_column_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n1,0.5\n")
+    source = CsvFile(path)
+    source.poll()
+    path.write_text("step,loss,accuracy\n1,0.5,\n2,,0.75\n")
+    reading = source.poll()
+    assert reading.drop_from == -math.inf
+    assert reading.points == [Point("loss", 1, 0.5), Point("accuracy", 2, 0.75)]
+
+
+def test_csv_file_starts_over_when_file_stays_short(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n" + "1,0.5\n" * 100)
+    source = CsvFile(path)
+    source.poll()
+    path.write_text("step,loss\n7,0.25\n")
+    readings = [source.poll() for _ in range(3)]
+    assert [reading.drop_from for reading in readings] == [None, -math.inf, None]
+    assert readings[1].points == [Point("loss", 7, 0.25)]
+
+
+def test_csv_file_skips_endless_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n1,0.5\n" + "9" * (5 * MAX_LINE_BYTES) + "\n2,0.25\n")
+    assert values_of(points_of(CsvFile(path), 1000), "loss") == [(1, 0.5), (2, 0.25)]
+
+
+def test_csv_file_reports_pipe_and_link(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "a.csv", tmp_path / "b.csv"
+    os.mkfifo(pipe)
+    link.symlink_to(RECORDINGS / "keras/history.csv")
+    for path in (pipe, link, tmp_path / "missing.csv"):
+        reading = CsvFile(path).poll()
+        assert (reading.points, reading.problem is None) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("epoch,loss\n", True),
+        ("Step;loss\n", True),
+        ("\ufeffepoch,loss\n", True),
+        ("image,label\na.png,3\n", False),
+        ("epoch\n", False),
+        ("train_loss,val_loss\n1,2\n", True),
+        ("model,val_acc\nresnet,0.9\n", False),
+    ],
+)
+def test_table_is_a_log_by_its_heading(tmp_path: Path, content: str, expected: bool) -> None:
+    (tmp_path / "labels.csv").write_text(content)
+    assert bool(row_files.find(list_folder(tmp_path))) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [("q,r\n", True), ("q,r\n1,2\n", True), ("model,acc\nvit,0.5\n", False)]
+)
+def test_table_of_known_name_is_a_log_unless_it_has_texts(tmp_path: Path, content: str, expected: bool) -> None:
+    (tmp_path / "results.csv").write_text(content)
+    assert bool(find_runs(tmp_path).runs) is expected
+
+
+def test_rows_of_fractional_epochs_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("epoch,loss\n" + "".join(f"{row / 4},{row}\n" for row in range(10)))
+    points = points_of(CsvFile(path))
+    assert [(point.step, point.epoch) for point in points] == [(row, row / 4) for row in range(10)]
+
+
+def test_steps_that_start_again_in_each_epoch_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("epoch,iter,loss\n" + "".join(f"{epoch},{step},1\n" for epoch in (1, 2) for step in (0, 10)))
+    source = CsvFile(path)
+    assert [point.step for point in points_of(source)] == [0, 10, 11, 12]
+    assert source.poll().problem is None
+
+
+def test_rows_are_of_the_part_of_the_data_that_they_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("epoch,split,loss\n1,train,1\n1,val,2\n")
+    assert [point.name for point in points_of(CsvFile(path))] == ["loss", "val/loss"]
+
+
+def test_columns_that_the_user_names_are_the_axis_and_the_metrics(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("hour,rank,temp\n0.5,1,20\n1.5,1,30\n")
+    assert not find_runs(tmp_path).runs
+    choice = ColumnChoice("hour", "RANK")
+    [run] = find_runs(tmp_path, SearchLimits(choice=choice)).runs
+    points = points_of(run.logs[0].open())
+    assert points == [Point("rank", 0, 1.0, 0.5), Point("rank", 1, 1.0, 1.5)]
+    unknown = CsvFile(tmp_path / "a.csv", choice=ColumnChoice("day"))
+    assert unknown.poll().problem == "a.csv has no column day: its rows are counted"
+
+
+def test_table_without_metrics_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("name,note\na,b\n")
+    assert CsvFile(path).poll().problem == "no line of metrics.csv is read as metrics"

@@ -1,0 +1,488 @@
+"""Steps, ranks, bars and patterns of the user: what needs more than one line of output."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from engine.base.errors import UsageError
+from engine.watch import line_metrics, output_metrics, user_patterns
+from engine.watch.output_metrics import OutputMetrics
+from engine.watch.points import Point
+from support.messages import has_problem
+
+
+@pytest.fixture(autouse=True)
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_metrics, "PENDING_SECONDS", 0.0)
+
+
+def feed(metrics: OutputMetrics, *lines: str) -> list[Point]:
+    return [point for line in lines for point in metrics.feed(line)]
+
+
+def steps_of(*lines: str, name: str = "loss") -> list[tuple[int, float]]:
+    """Return step and value of a metric in final lines."""
+    return [(point.step, point.value) for point in feed(OutputMetrics(), *lines) if point.name == name]
+
+
+# Notes
+
+
+def test_line_that_is_too_long_is_said() -> None:
+    metrics = OutputMetrics()
+    assert feed(metrics, "loss: 1 ".ljust(line_metrics.MAX_LINE_LENGTH), "word " * line_metrics.MAX_LINE_LENGTH) == [
+        Point("loss", 0, 1.0)
+    ]
+    assert metrics.notes == []
+    assert feed(metrics, "loss: 1 " * line_metrics.MAX_NUMBERS + "loss: 1") == []
+    assert metrics.notes == ["lines of more than 4,000 characters or 128 numbers were left out"]
+
+
+# Steps
+
+
+def test_step_and_epoch_of_line_count() -> None:
+    assert feed(OutputMetrics(), "epoch 2 step 30 loss 0.5") == [Point("loss", 30, 0.5, 2.0)]
+
+
+def test_lines_without_step_are_counted() -> None:
+    assert steps_of("loss: 3", "loading", "loss: 2", "loss: 1") == [(0, 3), (1, 2), (2, 1)]
+
+
+def test_count_of_lines_without_step_goes_on_after_a_resume() -> None:
+    metrics = OutputMetrics(last=(2, None))
+    assert [point.step for point in feed(metrics, "loss: 3", "loss: 2")] == [3, 4]
+    assert [point.step for point in feed(OutputMetrics(last=(2, None)), "step 1 loss 2")] == [1]
+
+
+@pytest.mark.parametrize(("last", "step"), [((40, 2.0), 50), ((35, 2.0), 50), ((50, 3.0), 50), ((40, None), 10)])
+def test_counter_of_a_later_epoch_goes_on_after_a_resume(last: tuple[int, float | None], step: int) -> None:
+    assert [point.step for point in feed(OutputMetrics(last=last), "Epoch 3 [10/20] loss: 2")] == [step]
+
+
+def test_whole_epochs_are_steps_of_lines_without_others() -> None:
+    assert steps_of("Epoch 1/3 loss: 3", "Epoch 2/3 loss: 2") == [(1, 3), (2, 2)]
+
+
+def test_epoch_of_keras_is_in_the_line_before() -> None:
+    lines = ("Epoch 1/2", "40/40 - 1s - loss: 3", "Epoch 2/2", "40/40 - 1s - loss: 2")
+    assert feed(OutputMetrics(), *lines) == [Point("loss", 40, 3.0, 1.0), Point("loss", 80, 2.0, 2.0)]
+
+
+def test_counter_that_starts_again_in_each_epoch_counts_on() -> None:
+    lines = [f"Epoch [{epoch}/3], Step [{step}/20], loss: {epoch}" for epoch in (1, 2, 3) for step in (10, 20)]
+    assert [step for step, _ in steps_of(*lines)] == [10, 20, 30, 40, 50, 60]
+
+
+def test_bar_that_starts_again_without_epoch_counts_on() -> None:
+    bars = ("10/10 [00:01<00:00, loss=3]", "10/10 [00:01<00:00, loss=2]", "10/10 [00:01<00:00, loss=1]")
+    assert [step for step, _ in steps_of(*bars)] == [10, 20, 30]
+
+
+def test_step_without_total_goes_back_when_the_command_starts_again() -> None:
+    assert [step for step, _ in steps_of("step 10 loss 3", "step 20 loss 2", "step 15 loss 2")] == [10, 20, 15]
+
+
+def test_counter_goes_back_with_its_epoch() -> None:
+    lines = [f"Epoch [{epoch}/9], Step [20/20], loss: 1" for epoch in (1, 2, 3, 2, 3)]
+    assert [step for step, _ in steps_of(*lines)] == [20, 40, 60, 40, 60]
+
+
+def test_validation_has_the_step_of_the_training() -> None:
+    lines = ("step 100 loss 0.5", "val_loss: 0.6", "Validation loss: 0.7")
+    assert [(point.name, point.step) for point in feed(OutputMetrics(), *lines)] == [
+        ("loss", 100), ("val_loss", 100), ("validation_loss", 100),
+    ]  # fmt: skip
+
+
+def test_mean_of_epoch_is_another_curve_than_its_steps() -> None:
+    lines = ("Epoch 1 [100/100] loss: 0.5", "Epoch 1: loss=0.6", "Epoch 2 [100/100] loss: 0.4")
+    assert steps_of(*lines) == [(100, 0.5), (200, 0.4)]
+    assert steps_of(*lines, name="summary/loss") == [(100, 0.6)]
+
+
+def test_batches_of_validation_count_when_all_are_done() -> None:
+    lines = ("Train: 0 [  50/50] Loss: 3", "Test: [   0/9] Loss: 9", "Test: [   5/9] Loss: 8", "Test: [   9/9] Loss: 7")
+    points = feed(OutputMetrics(), *lines)
+    assert [(point.name, point.step, point.value) for point in points] == [("Loss", 50, 3), ("test/Loss", 50, 7)]
+
+
+# Bars and other lines that may still change
+
+
+def test_pending_bar_has_points_as_it_changes() -> None:
+    metrics = OutputMetrics()
+    bars = [f"{step}/20 [00:01<00:01, loss={20 - step}]" for step in (5, 10, 10, 20)]
+    found = [metrics.feed_pending([bar]) for bar in bars]
+    assert found == [[Point("loss", 5, 15.0)], [Point("loss", 10, 10.0)], [], [Point("loss", 20, 0.0)]]
+    assert metrics.feed(bars[-1]) == []
+
+
+def test_next_bar_follows_the_one_that_has_become_final() -> None:
+    metrics = OutputMetrics()
+    metrics.feed_pending(["20/20 [00:01<00:01, loss=3]"])
+    metrics.feed("20/20 [00:01<00:01, loss=3]")
+    assert metrics.feed_pending(["5/20 [00:01<00:01, loss=2]"]) == [Point("loss", 25, 2.0)]
+
+
+def test_lines_with_an_exact_epoch_are_counted_and_keep_it_whatever_the_bar_shows() -> None:
+    metrics = OutputMetrics()
+    lines = [
+        "{'loss': '3', 'epoch': '0.5'}",
+        "{'loss': '2', 'epoch': '1.0'}",
+        " 42%|█  | 10/24 [00:01<00:08,  9.9it/s]",
+    ]
+    assert metrics.feed_pending(lines) == [Point("loss", 0, 3.0, 0.5), Point("loss", 1, 2.0, 1.0)]
+    # Settled a while later, when the bar has moved on.
+    assert [metrics.feed(line, ["24/24 [00:01<00:08]"]) for line in lines[:2]] == [[], []]
+    assert metrics.feed("{'eval_loss': '4', 'epoch': '1.0'}") == [Point("eval_loss", 1, 4.0, 1.0)]
+    assert metrics.feed("{'loss': '1', 'epoch': '1.5'}") == [Point("loss", 2, 1.0, 1.5)]
+
+
+def test_fraction_of_an_epoch_behind_whole_ones_joins_no_step() -> None:
+    epochs = [1.0, 1.5, 1.9, 2.0]
+    points = feed(OutputMetrics(), *(f"{{'loss': 3, 'epoch': {epoch}}}" for epoch in epochs))
+    assert [(point.step, point.epoch) for point in points] == list(zip((1, 2, 3, 4), epochs, strict=True))
+
+
+def test_summary_of_epoch_has_the_step_of_its_own_bar_not_of_the_next_one() -> None:
+    metrics = OutputMetrics()
+    assert [point.step for point in metrics.feed("Epoch 0: 50/50 [00:01<00:00, loss=3]")] == [50]
+    below = ["Epoch 1: 4/50 [00:00<00:01, loss=2]"]
+    assert metrics.feed("Epoch 0: val_loss=0.5", below) == [Point("val_loss", 50, 0.5, 0.0)]
+    assert [point.step for point in metrics.feed_pending(below)] == [54]
+
+
+def test_bar_of_the_next_epoch_tells_no_step() -> None:
+    metrics = OutputMetrics()
+    summaries = [
+        (f"epoch {epoch}: {{'accuracy': 0.5, 'loss': {3 - epoch}}}", f"{epoch}/20 [00:00<?]") for epoch in range(3)
+    ]
+    found = [point for line, bar in summaries for point in metrics.feed(line, [bar]) if point.name == "loss"]
+    assert found == [Point("loss", epoch, 3.0 - epoch, float(epoch)) for epoch in range(3)]
+
+
+def test_bar_that_starts_again_below_lines_without_epoch_tells_no_step() -> None:
+    metrics = OutputMetrics()
+    found = [metrics.feed(f"loss: {count}", [f"{count}/20 [00:00<?]"]) for count in (2, 1, 3, 1)]
+    assert [point.step for points in found for point in points] == [2, 3, 4, 5]
+
+
+def test_bar_of_validation_counts_when_it_is_full() -> None:
+    metrics = OutputMetrics()
+    assert metrics.feed_pending(["Validation: 50%|█ | 5/10 [00:01<00:01, loss=3]"]) == []
+    assert metrics.feed("Validation: 100%|██| 10/10 [00:01<00:00, loss=2]") == [Point("val/loss", 0, 2.0)]
+
+
+def test_validation_that_counts_from_zero_is_full_one_before_its_total() -> None:
+    metrics = OutputMetrics()
+    assert metrics.feed("Test: [  8/10]  Loss:  0.9 ( 0.9)") == []
+    assert metrics.feed("Test: [  9/10]  Loss:  0.5 ( 0.5)") == []
+    assert [point.value for point in metrics.finish()] == [0.5]
+
+
+def test_equal_values_of_two_validations_are_two_points() -> None:
+    lines = [
+        line
+        for epoch in range(2)
+        for line in (
+            f"Train: {epoch} [   1/2 (100%)]  Loss: 1.0 (1.0)",
+            "Test: [   1/1]  Loss:  0.5 ( 0.5)  Acc@1: 100.000",
+        )
+    ]
+    assert len(steps_of(*lines, name="test/Acc@1")) == 2
+
+
+def test_bar_repeats_values_of_validation_once() -> None:
+    metrics = OutputMetrics()
+    bars = [f"Epoch 1: {step}/9 [00:01<00:01, train_loss={step}, val_loss=5]" for step in (1, 2)]
+    assert [point.name for bar in bars for point in metrics.feed_pending([bar])] == [
+        "train_loss", "val_loss", "train_loss",
+    ]  # fmt: skip
+
+
+def test_pending_lines_are_read_a_few_times_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    metrics = OutputMetrics()
+    began = time.monotonic()
+    found = [metrics.feed_pending([f"step {step} loss 1"]) for step in range(100)]
+    assert sum(map(bool, found)) <= 1 + (time.monotonic() - began) / output_metrics.PENDING_SECONDS
+
+
+def test_lines_of_one_shape_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    make = line_metrics.make_plan
+    monkeypatch.setattr(line_metrics, "make_plan", lambda *args: made.append(args) or make(*args))
+    metrics = OutputMetrics()
+    points = feed(metrics, *(f"step {step}/900 | loss {step / 7:.4f} | lr 1e-4 | {step}ms" for step in range(900)))
+    # One as the first line, and one below another line with metrics.
+    assert len(points) == 1800 and len(made) <= 2
+
+
+def test_objects_of_one_shape_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = line_metrics.parse_json_object
+    monkeypatch.setattr(line_metrics, "parse_json_object", lambda text: parsed.append(text) or parse(text))
+    lines = [f"{{'loss': {step / 8}, 'lr': 1e-4, 'step': {step}, 'done': False}}" for step in range(9)]
+    assert steps_of(*lines) == [(step, step / 8) for step in range(9)] and len(parsed) == 1
+    # The numbers of the text are not those of the object.
+    assert steps_of(*(f"{{'loss': {step}, 'name': 'v 2'}}" for step in range(3))) == [(0, 0), (1, 1), (2, 2)]
+    assert len(parsed) == 4
+
+
+# Ranks
+
+
+@pytest.mark.parametrize(
+    "prefix", ["[rank{}]: ", "[rank{}]:", "[default{}]:", "[trainer{}]:", "[train.py/{}]: ", "[RANK {}] "]
+)
+def test_lines_of_the_lowest_rank_count(prefix: str) -> None:
+    lines = [f"{prefix.format(rank)}step 10 loss {rank}" for rank in (1, 0, 2, 1, 0)]
+    assert [value for _, value in steps_of(*lines)] == [0, 0]
+
+
+def test_lines_of_a_rank_above_zero_count_if_no_other_prints() -> None:
+    assert [step for step, _ in steps_of(*(f"[rank1]: step {step} loss 1" for step in range(6)))] == list(range(6))
+
+
+def test_lines_of_the_first_worker_of_ray_count() -> None:
+    lines = [f"(RayTrainWorker pid={pid}, ip=10.0.0.7) epoch {epoch} loss {pid}" for epoch in (1, 2) for pid in (7, 8)]
+    assert steps_of(*lines, "(RayTrainWorker pid=7, ip=10.0.0.7) epoch 3 loss 6 [repeated 3x across cluster]") == [
+        (1, 7), (2, 7), (3, 6),
+    ]  # fmt: skip
+
+
+def test_labels_of_srun_are_ranks() -> None:
+    lines = ["0: start", "1: start", "0: step 1 loss 5", "1: step 1 loss 6", "0: step 2 loss 5", "1: step 2 loss 6"]
+    assert steps_of(*lines) == [(1, 5), (2, 5)]
+
+
+def test_step_at_the_beginning_of_lines_is_no_rank() -> None:
+    assert [value for _, value in steps_of("0: loss 5", "1: loss 4", "1: loss 3", "2: loss 2")] == [5, 4, 3, 2]
+
+
+@pytest.mark.parametrize("line", ["[Epoch 3]: loss 0.5", "[step 3]: loss 0.5", "[10]\tloss:0.5"])
+def test_brackets_that_are_no_ranks_are_kept(line: str) -> None:
+    assert steps_of(line, line.replace("3", "4"))[0][0] in (3, 10)
+
+
+# Tables
+
+
+def test_table_has_metrics_by_its_heading() -> None:
+    metrics = OutputMetrics()
+    heading = "      Epoch    GPU_mem       loss  Instances       Size"
+    lines = [heading, "        1/3         0G      2.303         16         64: 100% ━━━━ 4/4 5.2it/s 0.8s"]
+    lines += ["               classes   top1_acc   top5_acc: 100% ━━━━ 1/1 5.0it/s 0.2s", "  all        0.1          1"]
+    lines += [heading, "        2/3         0G        2.1         16         64: 100% ━━━━ 4/4 5.2it/s 0.8s"]
+    assert [(point.name, point.step, point.value) for point in feed(metrics, *lines)] == [
+        ("loss", 1, 2.303), ("top1_acc", 1, 0.1), ("top5_acc", 1, 1.0), ("loss", 2, 2.1),
+    ]  # fmt: skip
+
+
+# Patterns of the user
+
+
+def test_named_groups_of_pattern_are_metrics() -> None:
+    metrics = OutputMetrics([r"it(?P<step>\d+) .* cost (?P<cost>[\d.,%]+) \((?P<epoch>\d+)"])
+    assert metrics.feed("it30 has cost 1,234.5% (7 of 9") == [Point("cost", 30, 1234.5, 7.0)]
+
+
+def test_pattern_replaces_built_in_ones_for_its_lines() -> None:
+    metrics = OutputMetrics([r"total (?P<total>[\d.]+)"])
+    assert [point.name for point in feed(metrics, "loss=1, total 3", "loss=2")] == ["total", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("loss=([0-9.]+)", "has no named group for a metric"),
+        ("(?P<step>[0-9]+) (?P<epoch>[0-9]+)", "has no named group for a metric"),
+        ("(?P<loss>[0-9.+", "is not a regular expression"),
+        ("", "has no named group for a metric"),
+        ("\x1b(", r"\x1b( is not a regular expression"),
+        ("(" * 200_000, "is not a regular expression"),
+    ],
+    ids=range(6),
+)
+def test_bad_pattern_is_refused_with_an_example(pattern: str, reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        OutputMetrics([pattern])
+    (problem,) = caught.value.problems
+    assert problem.location == "--parse" and reason in problem.reason and "(?P<loss>" in problem.advice
+    assert len(problem.reason) < 400
+
+
+def test_names_of_metrics_are_bounded_and_printable() -> None:
+    metrics = OutputMetrics()
+    assert [point.name for point in metrics.feed(r'{"loss\u001b[2J": 3}')] == [r"loss\x1b[2J"]
+    points = feed(metrics, *(f"{{'loss{number}': 1}}" for number in range(2100)))
+    assert len({point.name for point in points}) < 2001
+
+
+def test_pattern_that_takes_exponential_time_is_given_up_and_reported() -> None:
+    metrics = OutputMetrics([r"(?P<a>(1+)+x)", r"b=(?P<b>\d+)"])
+    assert metrics.feed("1" * 60) == []
+    assert has_problem(metrics.problems, "timed-out", "--parse", "(1+)+x")
+    assert [point.value for point in metrics.feed("b=3 " + "1" * 60)] == [3]
+
+
+def test_signal_handler_of_patterns_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[int] = []
+    monkeypatch.setattr(user_patterns, "_TIME_LIMIT", user_patterns.TimeLimit())
+    monkeypatch.setattr("signal.signal", lambda number, _: installed.append(number))
+    metrics = OutputMetrics([r"a=(?P<a>\d+)", r"b=(?P<b>\d+)"])
+    assert [point.value for point in feed(metrics, "a=1", "b=2", "b=3")] == [1, 2, 3]
+    assert installed == [signal.SIGVTALRM]
+
+
+# What earlier lines say
+
+
+def names_and_steps(*lines: str) -> list[tuple[str, int]]:
+    metrics = OutputMetrics()
+    return [(point.name, point.step) for point in [*feed(metrics, *lines), *metrics.finish()]]
+
+
+def test_lines_below_a_heading_have_its_step() -> None:
+    lines = (
+        "[step=10/100,epoch=1]",
+        "    train/CE loss=2.3",
+        "    optim/total grad norm=2.1",
+        "    throughput/TPS=12,345",
+    )
+    assert names_and_steps(*lines) == [("train/ce_loss", 10), ("optim/total_grad_norm", 10), ("throughput/TPS", 10)]
+
+
+def test_lines_below_a_heading_of_an_evaluation_are_of_it() -> None:
+    lines = ("loss: 2.3  [   64/60000]", "Test Error: ", " Accuracy: 50.9%, Avg loss: 2.1", "loss: 2.2  [  128/60000]")
+    assert names_and_steps(*lines) == [("loss", 64), ("test/Accuracy", 64), ("test/loss", 64), ("loss", 128)]
+
+
+def test_validation_with_the_steps_of_the_training_keeps_all_points() -> None:
+    lines = [f"step {step}/1000 {name}_loss 3" for step in (100, 200) for name in ("train", "val")]
+    assert names_and_steps(*lines) == [("train_loss", 100), ("val_loss", 100), ("train_loss", 200), ("val_loss", 200)]
+
+
+def test_summary_of_a_step_is_another_curve() -> None:
+    lines = ("loss = 2.1, step = 200", "Saving dict for global step 200: accuracy = 0.8, global_step = 200, loss = 1.1")
+    assert names_and_steps(*lines) == [("loss", 200), ("accuracy", 200), ("summary/loss", 200)]
+
+
+def test_summary_of_an_evaluation_is_its_point() -> None:
+    lines = ("Test: [0/2] Acc@1 1 (1)", "Test: [1/2] Acc@1 9 (2)", " * Acc@1 3")
+    metrics = OutputMetrics()
+    assert [(point.name, point.value) for point in feed(metrics, *lines)] == [("test/Acc@1", 3)]
+
+
+def test_recap_of_the_best_step_is_no_point() -> None:
+    lines = (
+        "[1]\tvalid's auc: 0.8",
+        "[2]\tvalid's auc: 0.7",
+        "Early stopping, best iteration is:",
+        "[1]\tvalid's auc: 0.8",
+    )
+    assert names_and_steps(*lines) == [("valid_auc", 1), ("valid_auc", 2)]
+
+
+def test_unknown_names_of_regular_lines_are_learned_when_their_step_grows() -> None:
+    lines = [f"{step}:\tlearn: 0.{step}\tbest: 0.5 ({step})\tremaining: 3s" for step in range(4)]
+    assert names_and_steps(*lines[:2]) == []
+    assert names_and_steps(*lines) == [(name, step) for step in range(4) for name in ("learn", "best")]
+    assert names_and_steps(*lines[:1] * 4) == []
+
+
+def test_lines_of_one_epoch_are_counted() -> None:
+    assert [step for _, step in names_and_steps("Epoch 0", "loss: 3", "loss: 2", "Epoch 1", "loss: 1")] == [0, 1, 2]
+
+
+BOX = [
+    "| rollout/     |      |",
+    "|    ep_rew_mean | 9 |",
+    "| time/        |      |",
+    "|    total_timesteps | 512 |",
+    "-----",
+]
+
+
+def test_box_is_a_record_whose_step_comes_last() -> None:
+    assert names_and_steps(*BOX) == [("rollout/ep_rew_mean", 512)]
+    assert names_and_steps(*BOX[:4]) == [("rollout/ep_rew_mean", 512)]
+
+
+@pytest.mark.parametrize(
+    ("heading", "row", "expected"),
+    [
+        (
+            "epoch     train_loss  valid_loss  time",
+            "2         0.7       0.8  00:12",
+            [("train_loss", 2), ("valid_loss", 2)],
+        ),
+        ("E    #       LOSS TEXTCAT  SCORE", "  2      10          2.29   1.00", [("loss_textcat", 10), ("SCORE", 10)]),
+        ("it: AP,AP50,AP75", "it: 37.9,58.8,41.0", [("AP", 0), ("AP50", 0), ("AP75", 0)]),
+        ("epoch,loss,acc", "3,0.5,0.25", [("loss", 3), ("acc", 3)]),
+        ("train/loss,time/total_timesteps,time/fps", "0.5,512,99", [("train/loss", 512)]),
+    ],
+)
+def test_rows_below_a_heading_have_its_names(heading: str, row: str, expected: list[tuple[str, int]]) -> None:
+    assert names_and_steps(heading, row) == expected
+
+
+@pytest.mark.parametrize(
+    ("train", "val"), [("train: loss", "val: loss"), ("[TRAIN] loss", "[VALID] loss"), ("loss:", "Validation: loss:")]
+)
+def test_lines_of_training_and_validation_without_position_are_two_curves(train: str, val: str) -> None:
+    points = feed(OutputMetrics(), *(f"{form} {value}" for value in (1, 2, 3) for form in (train, val)))
+    assert [point.value for point in points if point.name == "loss"] == [1, 2, 3]
+    assert len({point.name for point in points}) == 2
+
+
+def test_object_says_what_it_was_measured_on() -> None:
+    lines = (
+        "[Epoch 1] val: {'loss': 1.9}",
+        "{'epoch': 2, 'mode': 'val', 'loss': 3}",
+        "{'epoch': 2, 'mode': 'train', 'loss': 4}",
+    )
+    assert [point.name for point in feed(OutputMetrics(), *lines)] == ["val/loss", "val/loss", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("Episode 3: steps=200, reward=10", 3),
+        ("(epoch: 1, iters: 100, time: 0.3) D_A: 0.2 G_A_loss: 0.3", 100),
+        ("episode: 7/500, score: 5, loss: 1", 7),
+        ("Nov 30 12:00:01 host train[12]: step 4 loss 0.8", 4),
+    ],
+)
+def test_position_is_the_counter_of_the_line(line: str, step: int) -> None:
+    points = feed(OutputMetrics(), line)
+    assert {point.step for point in points} == {step}
+    assert not {"Episode", "episode", "steps", "Nov"} & {point.name for point in points}
+
+
+def test_row_of_a_box_of_any_width_is_read_quickly() -> None:
+    began = time.process_time()
+    OutputMetrics().feed("| a | " + " " * 3900 + "}")
+    assert time.process_time() - began < 0.1
+
+
+def test_digits_in_names_tell_lines_of_one_form_apart() -> None:
+    lines = [f"step {step} acc@{k} 0.{step}" for step in (1, 2, 3, 4) for k in (1, 5)]
+    points = feed(OutputMetrics(), *lines)
+    assert points == [Point(f"acc@{k}", step, step / 10) for step in (1, 2, 3, 4) for k in (1, 5)]
+
+
+def test_lines_of_one_form_are_read_with_what_is_above_them() -> None:
+    metrics = OutputMetrics()
+    lines = [f"loss: 0.{step}" for step in (1, 2, 3)]
+    feed(metrics, "hello", *lines)
+    assert feed(metrics, "[rank1]: loss: 0.4") == feed(metrics, "[rank0]: loss: 0.5")[1:] == []
+    assert [point.step for point in feed(metrics, "step 40 loss: 0.6", "loss: 0.7")] == [40, 40]
+
+
+def test_blank_lines_below_a_heading_end_no_block() -> None:
+    assert steps_of("Epoch 1:", "done", " ", "  loss: 0.5", "  step: 40", "done") == [(40, 0.5)]

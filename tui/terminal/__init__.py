@@ -1,0 +1,1 @@
+"""The terminal below the screens: driver, characters, colors, clipboard, and the base of the app."""
