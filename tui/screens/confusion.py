@@ -58,16 +58,12 @@ class ConfusionScreen(GputrainScreen):
         yield TextLine(id="scores")
         with Container(id="confusion"):
             yield Matrix(id="matrix")
-            scatter = Lines(selectable=True, id="scatter")
-            scatter.border_title = "Predicted (upwards) against true (to the right)"
-            yield scatter
+            yield Lines(id="scatter", title="Predicted (upwards) against true (to the right)", selectable=True)
             with Container(id="rankings"):
-                pairs = Lines(selectable=True, id="pairs", empty_text=Text("No mistakes", MUTED))
-                pairs.border_title = "Worst mistakes (true → predicted)"
-                yield pairs
-                classes = Lines(selectable=True, id="classes")
-                classes.border_title = "Accuracy and images, worst first"
-                yield classes
+                no_mistakes = Text("No mistakes", MUTED)
+                pairs_title = "Worst mistakes (true → predicted)"
+                yield Lines(id="pairs", title=pairs_title, selectable=True, empty_text=no_mistakes)
+                yield Lines(id="classes", title="Accuracy and images, worst first", selectable=True)
 
     def on_mount(self) -> None:
         self.query_one("#confusion").display = False

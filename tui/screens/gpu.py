@@ -58,15 +58,9 @@ class GpuScreen(GpuProcessesScreen):
     def compose_body(self) -> ComposeResult:
         with Grid(id="graphs"):
             for key in LOAD_READINGS:
-                panel = Lines(id=key)
-                panel.can_focus = False
-                yield panel
-        facts = Lines(id="facts")
-        facts.can_focus = False
-        yield facts
-        instances = Lines(id="instances")
-        instances.border_title = "MIG instances"
-        yield instances
+                yield Lines(id=key, focusable=False)
+        yield Lines(id="facts", focusable=False)
+        yield Lines(id="instances", title="MIG instances")
         yield Lines(selectable=True, id="processes")
 
     def on_mount(self) -> None:

@@ -65,9 +65,7 @@ class MistakesScreen(GputrainScreen):
             yield Lines(selectable=True, id="images", empty_text=Text(""))
             with Container(id="picture-panel"):
                 yield PicturePanel(id="picture")
-                facts = Lines(id="facts")
-                facts.can_focus = False
-                yield facts
+                yield Lines(id="facts", focusable=False)
 
     def on_mount(self) -> None:
         self.query_one("#mistakes").display = False

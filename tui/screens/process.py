@@ -49,23 +49,12 @@ class ProcessScreen(GputrainScreen):
         yield TextLine(id="status")
         with Grid(id="graphs"):
             for key in self._past:
-                panel = Lines(id=key)
-                panel.can_focus = False
-                yield panel
-        tree = Lines(id="tree")
-        tree.set_titles("Processes")
-        yield tree
-        held = Lines(id="uses")
-        held.set_titles("GPUs")
-        held.can_focus = False
-        yield held
-        written = Lines(selectable=True, id="written")
-        written.set_titles("Metrics that it writes")
-        yield written
+                yield Lines(id=key, focusable=False)
+        yield Lines(id="tree", title="Processes")
+        yield Lines(id="uses", title="GPUs", focusable=False)
+        yield Lines(id="written", title="Metrics that it writes", selectable=True)
         with Container(id="bottom"):
-            details = Lines(id="details")
-            details.set_titles("Environment and command")
-            yield details
+            yield Lines(id="details", title="Environment and command")
             yield Lines(id="output")
 
     def on_mount(self) -> None:

@@ -52,11 +52,8 @@ class QueueScreen(GputrainScreen):
         with Container(id="queue-panels"):
             yield Lines(selectable=True, id="queue", empty_text=Text("Loading …", MUTED))
             with Container(id="queue-side"):
-                for name, title in (("queue-gpus", "GPUs"), ("queue-reason", "Waits for")):
-                    panel = Lines(id=name)
-                    panel.can_focus = False
-                    panel.set_titles(title)
-                    yield panel
+                yield Lines(id="queue-gpus", title="GPUs", focusable=False)
+                yield Lines(id="queue-reason", title="Waits for", focusable=False)
 
     def on_mount(self) -> None:
         self.query_one("#queue").focus()

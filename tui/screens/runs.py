@@ -96,9 +96,7 @@ class RunsScreen(RunKeysScreen):
         self._followed: tuple[object, Sequence[str]] = (None, ())
 
     def compose_body(self) -> ComposeResult:
-        runs = Lines(selectable=True, id="all-runs")
-        runs.set_titles("Runs")
-        yield runs
+        yield Lines(selectable=True, id="all-runs", title="Runs")
         yield TextLine(id="about-run")
 
     def make_filter(self) -> Filter:

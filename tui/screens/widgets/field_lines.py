@@ -79,7 +79,7 @@ def heading_line(heading: Heading, width: int) -> Text:
     return Text.assemble(("─ ", MUTED), (heading.title, ACCENT), (f" {rule}", MUTED), no_wrap=True, end="")
 
 
-class FieldLines(Lines, can_focus=False):
+class FieldLines(Lines):
     """The lines of the fields; `FieldList` moves the cursor. `on_scroll` and `on_resized` are called when the lines in
     view have changed."""
 
@@ -91,7 +91,7 @@ class FieldLines(Lines, can_focus=False):
             self.key = key
 
     def __init__(self, on_scroll: Callable[[], None], on_resized: Callable[[], None]) -> None:
-        super().__init__(selectable=True, id="field-lines")
+        super().__init__(selectable=True, focusable=False, id="field-lines")
         self._on_scroll, self._on_resized = on_scroll, on_resized
         self._shown: dict[str, FieldRow] = {}
         self._shown_width = 0
@@ -134,7 +134,7 @@ class FieldLines(Lines, can_focus=False):
             self._on_scroll()
 
 
-class CompletionLines(Lines, can_focus=False):
+class CompletionLines(Lines):
     """The completions below the input. A click chooses."""
 
     @property

@@ -66,7 +66,7 @@ class FieldList(Container):
     def compose(self) -> ComposeResult:
         yield FieldLines(self._follow_scroll, self._follow_resize)
         yield FieldEntry(self.consume_key, self.handle_typing, self.open_if_fixed)
-        yield CompletionLines(selectable=True, id="completions")
+        yield CompletionLines(selectable=True, focusable=False, id="completions")
 
     def on_mount(self) -> None:
         self._completions.display = False

@@ -123,7 +123,9 @@ class Lines(ScrollView, can_focus=True):
     def __init__(
         self,
         *,
+        title: str = "",
         selectable: bool = False,
+        focusable: bool = True,
         id: str | None = None,  # noqa: A002 (Textual's name)
         empty_text: Text | None = None,
     ) -> None:
@@ -131,6 +133,7 @@ class Lines(ScrollView, can_focus=True):
         self._titles = ("", "")
         super().__init__(id=id)
         frame_lines(self)
+        self.can_focus = focusable
         self._selectable = selectable
         self._header: list[Text] = []
         self._rows: Sequence[KeyedRow] = []
@@ -140,6 +143,7 @@ class Lines(ScrollView, can_focus=True):
         self._known_styles: dict[str, Style] = {}
         self._row_height = 1
         self._empty_text = empty_text or Text("")
+        self.set_titles(title)
 
     def set_titles(self, title: str, subtitle: str = "") -> None:
         """Set the title and subtitle of the frame, and redraw that part of the frame only."""
