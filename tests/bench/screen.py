@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -184,13 +185,11 @@ class OpenProgram:
 
 def measure_idle(server: BusyServer, seconds: float, nvitop: str | None, before: str | None) -> Iterator[str]:
     """All programs are open at the same time, so that they measure under the same load of the machine."""
-    opened: dict[str, Callable[[], PseudoTerminal]] = {
-        "gputrain-tui, monitor": lambda: open_screen(server, ()),
-        "gputrain-tui, run": lambda: open_screen(server, LIVE_KEYS),
-    }
-    if before is not None:
-        opened["before, monitor"] = lambda: open_screen(server, (), before)
-        opened["before, run"] = lambda: open_screen(server, LIVE_KEYS, before)
+    opened: dict[str, Callable[[], PseudoTerminal]] = {}
+    for program, tui in {"gputrain-tui": TUI, "before": before}.items():
+        if tui is not None:
+            for name, keys in {"monitor": (), "run": LIVE_KEYS, "help over a run": (*LIVE_KEYS, "?")}.items():
+                opened[f"{program}, {name}"] = partial(open_screen, server, keys, tui)
     if nvitop is not None:
         command = [nvitop, "--interval", "1"]
         opened["nvitop"] = lambda: PseudoTerminal(command, COLUMNS, ROWS, server.environment)

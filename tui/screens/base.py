@@ -400,7 +400,8 @@ class GputrainScreen(ResizableScreen[None]):
 
     def _refresh(self) -> None:
         # Timers are late or early by some milliseconds.
-        if time.monotonic() - self._updated_at > self.gputrain_app.refresh_s - 0.5 * self.gputrain_app.intervals.poll_s:
+        interval = self.gputrain_app.refresh_s - 0.5 * self.gputrain_app.intervals.poll_s
+        if self.is_topmost and time.monotonic() - self._updated_at > interval:
             self.update_if_on_top()
 
     def update_if_on_top(self) -> None:
@@ -413,13 +414,18 @@ class GputrainScreen(ResizableScreen[None]):
 
     @property
     def is_on_top(self) -> bool:
-        """Whether no screen covers this one. A dialog does not: the screen goes on below it."""
+        """Whether no screen covers this one, except a dialog."""
         for screen in reversed(self.app.screen_stack):
             if screen is self:
                 return True
             if not isinstance(screen, ModalScreen):
                 break
         return False
+
+    @property
+    def is_topmost(self) -> bool:
+        """Whether it shows what is new. It stands still below a dialog: Textual would draw all of it again, dimmed."""
+        return self.app.screen is self
 
     def update_content(self) -> None:
         """Show the latest results of the pollers."""

@@ -151,7 +151,7 @@ class CompareScreen(ChartScreen):
         runs at the rate of the screen of a run."""
         poller = self.compare_poller
         state, is_due = (poller.version, poller.caught_up), time.monotonic() >= self._next_draw_time
-        if self.is_on_top and state != self._shown and (is_due or state[1] != self._shown[1]):
+        if self.is_topmost and state != self._shown and (is_due or state[1] != self._shown[1]):
             self._rebuild()
 
     def _rebuild(self) -> None:

@@ -205,7 +205,7 @@ class RunScreen(ChartScreen, RunKeysScreen):
     def _show_news(self) -> None:
         """Draw what was read: at once after a pause, else at the rate at which charts are updated."""
         curves, poller, intervals = self.chart_data, self.poller, self.gputrain_app.intervals
-        if (curves, curves.version) == self._drawn or not self.is_on_top:
+        if (curves, curves.version) == self._drawn or not self.is_topmost:
             return
         # Drawing takes time from reading, and from a key while the run is read.
         interval = intervals.charts_s if self.is_training or not poller.caught_up else intervals.poll_s

@@ -14,6 +14,7 @@ from support.screen.screen_driver import drive, press
 from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.dialogs import HelpDialog, LogDialog, TextDialog, confirm
 from tui.screens.run import RunScreen
+from tui.screens.widgets.text_line import TextLine
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SIZE = (100, 24)
@@ -51,11 +52,12 @@ def test_log_dialog_stays_in_place_when_scrolled_up(tmp_path: Path) -> None:
     log_app(tmp_path, lambda: log, act)
 
 
-def test_run_screen_goes_on_below_dialog(demo_runs_folder: Path) -> None:
+def test_run_is_read_below_dialog_and_drawn_when_it_closes(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         run = pilot.app.screen
         assert isinstance(run, RunScreen)
         await press(pilot, "question_mark")
+        shown = run.query_one("#progress", TextLine).text.plain
         steps = int(run.chart_data.last_x("step"))
         journal = RunFolder(demo_runs_folder / LIVE_RUN).journal
         step = next(line for line in reversed(journal.read_text().splitlines()) if '"type":"step"' in line)
@@ -63,6 +65,9 @@ def test_run_screen_goes_on_below_dialog(demo_runs_folder: Path) -> None:
             file.write(step.replace(f'"step":{steps}', f'"step":{steps + 10}') + "\n")
         await wait_until(pilot, lambda: run.chart_data.last_x("step") == steps + 10)
         assert isinstance(pilot.app.screen, HelpDialog)
+        assert run.query_one("#progress", TextLine).text.plain == shown
+        await press(pilot, "escape")
+        await wait_until(pilot, lambda: run.query_one("#progress", TextLine).text.plain != shown)
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, SIZE)
 
