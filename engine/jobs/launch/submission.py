@@ -23,7 +23,7 @@ from engine.jobs.command.devices import JOB_PLACEHOLDERS, find_placeholders
 from engine.jobs.launch.command_checks import find_command_problems
 from engine.jobs.launch.phases import AlreadyFinishedError, Held, Requested, RunListener, claim
 from engine.jobs.launch.request import RunRequest, limit_problems
-from engine.runs.batch.engine import BatchError, Engine, JobRequest
+from engine.runs.batch.engine import JobRequest
 from engine.runs.batch.job import require_no_open_job, write_job
 from engine.runs.batch.states import find_engine
 from engine.runs.events import WaitingForGpus
@@ -56,21 +56,19 @@ def submit_run(engine: str, run: RunRequest, words: Sequence[str], options: JobO
         with Held() as held:
             claimed = claim(Requested(run, RunListener(lambda _: None), held), run.config)
             folder = claimed.folder
-            job = submit_script(engine, folder, _script(engine, run, folder.path, words, options))
+            job = submit_job(engine, folder, _job_request(engine, run, folder.path, words, options))
             claimed.recorder.record(WaitingForGpus(message=f"submitted as {engine} job {job}"))
     except AlreadyFinishedError:
         raise UsageError.one(str(run.config.run.name), "has already finished", code="already-finished") from None
     return folder.name, f"Submitted as {engine} job {job}."
 
 
-def submit_script(engine: str, folder: RunFolder, script: str) -> str:
-    """Submit the script of a job for a folder, and return the ID of the job. Raises UsageError, and OSError."""
-    path = folder.path / JOB_SCRIPT
-    replace_file(path, lambda file: file.write(script.encode(errors="surrogateescape")))
-    try:
-        job = _find_engine(engine).submit(path)
-    except BatchError as error:
-        raise UsageError.one("--on", str(error), code=error.code) from error
+def submit_job(engine: str, folder: RunFolder, request: JobRequest) -> str:
+    """Submit a job for a folder, and return the ID of the job. Raises UsageError, and OSError."""
+    system, path = find_engine(engine), folder.path / JOB_SCRIPT
+    script = system.script(request).encode(errors="surrogateescape")
+    replace_file(path, lambda file: file.write(script))
+    job = system.submit(path, request)
     write_job(folder, engine, job)
     return job
 
@@ -80,14 +78,14 @@ def print_script(engine: str, run: RunRequest, words: Sequence[str], options: Jo
     run = _checked(engine, run, options)
     names = (f"{run.default_name}-{number}" for number in count(1))
     name = run.config.run.name or next(name for name in names if not (run.runs_dir / name).exists())
-    return _script(engine, run, run.runs_dir / name, words, options)
+    return find_engine(engine).script(_job_request(engine, run, run.runs_dir / name, words, options))
 
 
 def _checked(engine: str, run: RunRequest, options: JobOptions) -> RunRequest:
     """Return the request as it is stored. Raises UsageError if no job can carry it out."""
     config = run.config
     check_job_config(engine, config)
-    found = _find_engine(engine)
+    found = find_engine(engine)
     starts_ranks = run.command is None and found.starts_ranks(options.nodes)
     if config.run.snapshot and starts_ranks:
         reason = f"is not available for a training whose ranks {engine} starts"
@@ -125,15 +123,15 @@ def _is_per_node(run: RunRequest) -> bool:
     return run.command is not None and not {*JOB_PLACEHOLDERS}.isdisjoint(find_placeholders(run.command.argv))
 
 
-def _script(engine: str, run: RunRequest, folder: Path, words: Sequence[str], options: JobOptions) -> str:
-    """Return the script of the job of a run in this folder. Raises UsageError."""
+def _job_request(engine: str, run: RunRequest, folder: Path, words: Sequence[str], options: JobOptions) -> JobRequest:
+    """Return the job of a run in this folder. Raises UsageError."""
     config, command = run.config, run.command
     gpus, hours = requested_gpus(config.device.gpus), read_limits().hours
     typed = [*words[: [*words, "--"].index("--")]]
     kept = without_options(typed, OWN_WORDS, OWN_OPTIONS)
     kept = [word for word in kept if not word.startswith(OWN_KEYS)]
     kept += ["--name", folder.name, "--resume"]
-    found = _find_engine(engine)
+    found = find_engine(engine)
     starts_ranks = command is None and found.starts_ranks(options.nodes)
     if starts_ranks and gpus and found.rank_gpus:
         kept = [word for word in without_options(kept, (), GPU_OPTIONS) if not word.startswith("device.gpus=")]
@@ -150,7 +148,7 @@ def _script(engine: str, run: RunRequest, folder: Path, words: Sequence[str], op
         is_default = _is_per_node(run) and "--stop-signal" not in typed
         kept += [*["--stop-signal", "TERM"] * is_default, "--", *command.argv]
     per_node = gpus or config.device.ranks
-    request = JobRequest(
+    return JobRequest(
         name=folder.name,
         folder=Path.cwd(),
         log=RunFolder(folder).job_log,
@@ -165,29 +163,12 @@ def _script(engine: str, run: RunRequest, folder: Path, words: Sequence[str], op
         options=options.options,
         names_nodes=_is_per_node(run),
     )
-    return make_script(engine, request)
 
 
 def job_line(*words: str) -> str:
     """Return the line of a shell that runs the gputrain of this process with these words."""
     program = Path(sys.executable).with_name("gputrain")
     return shlex.join([str(program) if program.exists() else "gputrain", *words])
-
-
-def make_script(engine: str, request: JobRequest) -> str:
-    """Return the script of a job. Raises UsageError."""
-    try:
-        return _find_engine(engine).script(request)
-    except BatchError as error:
-        raise UsageError.one("--on", str(error), code=error.code) from error
-
-
-def _find_engine(place: str) -> Engine:
-    """Return the batch system of a place. Raises UsageError."""
-    try:
-        return find_engine(place)
-    except BatchError as error:
-        raise UsageError.one("--on", str(error), code=error.code) from error
 
 
 def without_options(words: Sequence[str], flags: Collection[str], options: Collection[str]) -> list[str]:

@@ -28,7 +28,7 @@ from engine.config.user_code import TRUST_ADVICE
 from engine.config.yaml_io import to_yaml
 from engine.jobs.command.spec import Program, read_command, write_command
 from engine.jobs.launch.detached import start_detached
-from engine.jobs.launch.submission import JobOptions, job_line, make_script, submit_script
+from engine.jobs.launch.submission import JobOptions, job_line, submit_job
 from engine.jobs.sweeps.controller import Controller, Emit
 from engine.jobs.sweeps.folder import LAST_SWEEP, MAX_NAME_BYTES, MAX_NAME_CHARACTERS, SweepFolder, is_sweep_folder
 from engine.jobs.sweeps.plan import SweepPlan, divide_gpus, preset_values, trial_line, without_name
@@ -181,7 +181,7 @@ def submit_sweep(folder: SweepFolder, plan: SweepPlan, engine: str, options: Job
             array_size=left,
             array_limit=settings.parallel,
         )
-        job = submit_script(engine, folder, make_script(engine, request))
+        job = submit_job(engine, folder, request)
     return f"Submitted as {engine} job {job}: {pluralize(left, 'trial')}, {settings.parallel} at a time."
 
 

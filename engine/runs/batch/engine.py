@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from engine.base.errors import CodedError
+from engine.base.errors import Problem, UsageError
 from engine.base.exits import exit_status
 from engine.base.text import printable
 
@@ -21,10 +21,11 @@ TOOL_TIMEOUT_SECONDS = 30.0
 MAX_WORDS_CHARS = 300
 
 
-class BatchError(CodedError):
-    """A batch system cannot be asked, or refuses. The message is a sentence without its period."""
+class BatchError(UsageError):
+    """A batch system cannot be asked, or refuses. The reason is a sentence without its period."""
 
-    code = "batch-system"
+    def __init__(self, reason: str) -> None:
+        super().__init__([Problem("--on", reason, code="batch-system")])
 
 
 class JobPhase(StrEnum):
@@ -97,8 +98,8 @@ class Engine(Protocol):
         """Return the script of a job, which starts a run or continues it. Raises UsageError if the cluster lacks what
         it asks for."""
 
-    def submit(self, script: Path) -> str:
-        """Submit a script, and return the ID of its job."""
+    def submit(self, script: Path, request: JobRequest) -> str:
+        """Submit the script of a request, and return the ID of its job."""
 
     def states(self, since: float | None) -> Mapping[str, JobState]:
         """Return the jobs of this user by their IDs: those that wait or run, and those that ended lately. With `since`,

@@ -65,10 +65,10 @@ def view_job(folder: RunFolder, recorded: RunState) -> JobView | None:
         try:
             state = job_state(job.engine, job.id, job.submitted_at)
         except UnknownJobError as error:
-            state = JobState(JobPhase.FAILED, str(error))
+            state = JobState(JobPhase.FAILED, error.problems[0].reason)
         except BatchError as error:
-            is_waiting = recorded is RunState.WAITING
-            return JobView(recorded, f"{name}, state unknown: {error}" if is_waiting else "", is_open=True)
+            unknown = f"{name}, state unknown: {error.problems[0].reason}"
+            return JobView(recorded, unknown if recorded is RunState.WAITING else "", is_open=True)
         if state.phase.is_over:
             with suppress(OSError):
                 write_record(folder.job, replace(job, phase=state.phase, words=state.words))
@@ -132,8 +132,8 @@ def cancel_job(folder: RunFolder, *, is_owned: bool = False) -> str | None:
     try:
         find_engine(job.engine).cancel(job.id)
     except BatchError as error:
-        advice = f"if the cluster is gone, delete {folder.job}"
-        raise UsageError.one(folder.name, str(error), advice, code=error.code) from error
+        problem, advice = error.problems[0], f"if the cluster is gone, delete {folder.job}"
+        raise UsageError.one(folder.name, problem.reason, advice, code=problem.code) from error
     forget(job.engine)
     write_record(folder.job, replace(job, phase=JobPhase.CANCELLED, words="cancelled"))
     return f"is stopped: {job.engine} job {job.id} is cancelled"

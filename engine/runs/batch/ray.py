@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.base.codec import Count, Integer, InvalidRecordError, Record, decode, encode, to_builtins
+from engine.base.codec import Integer, InvalidRecordError, Record, decode, encode
 from engine.base.errors import UsageError, not_installed
 from engine.base.exit_codes import ExitCode
 from engine.base.exits import exit_status
@@ -42,18 +42,11 @@ _PHASES = {
     "FAILED": JobPhase.FAILED,
 }  # fmt: skip
 _PENDING_GROUPS = "v0/placement_groups?detail=1&filter_keys=state&filter_predicates=%3D&filter_values=PENDING"
-_DIRECTIVE, _ENVIRONMENT = "#RAY ", "job.env"
+_ENVIRONMENT = "job.env"
 _DRIVER = f"{shlex.quote(sys.executable)} -P -m engine.runs.batch.ray"
 # Not passed on: variables that Ray sets in each process, or Slurm in each job.
 _INHERITED = re.compile(r"(?!RAY_|SLURM_|CUDA_VISIBLE_DEVICES$|CUDA_DEVICE_ORDER$)[A-Za-z_]\w*", re.ASCII)
 _RANK = re.compile(r"(LOCAL_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|CUDA_VISIBLE_DEVICES$")
-
-
-class _Resources(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What the process of a job reserves; nothing for the driver of a training, whose workers do."""
-
-    entrypoint_num_cpus: Count = 0
-    entrypoint_num_gpus: Count = 0
 
 
 class _Job(Record, frozen=True, kw_only=True):
@@ -65,36 +58,6 @@ class _Job(Record, frozen=True, kw_only=True):
     message: str | None = None
     driver_exit_code: Integer | None = None
     driver_agent_http_address: str | None = None
-
-
-class _Run(Record, frozen=True, kw_only=True):
-    """What `gputrain runs show --json` prints of a run."""
-
-    state: str
-
-
-class _Scheduling(Record, frozen=True, kw_only=True):
-    scheduling_state: str = ""
-
-
-class _Group(Record, frozen=True, kw_only=True):
-    """What Ray has not placed yet of a job: a bundle for each worker of a training."""
-
-    creator_job_id: str = ""
-    bundles: tuple[Any, ...] = ()
-    stats: _Scheduling = _Scheduling()
-
-
-class _Groups(Record, frozen=True, kw_only=True):
-    result: tuple[_Group, ...] = ()
-
-
-class _GroupPage(Record, frozen=True, kw_only=True):
-    result: _Groups = _Groups()
-
-
-class _GroupAnswer(Record, frozen=True, kw_only=True):
-    data: _GroupPage = _GroupPage()
 
 
 class Ray:
@@ -121,20 +84,18 @@ class Ray:
             raise UsageError.one(
                 "--on", "Ray has no arrays of jobs; a sweep starts here or on slurm", code="not-supported"
             )
-        workers, resources, command = request.nodes * request.tasks_per_node, _Resources(), request.command
+        workers, command = request.nodes * request.tasks_per_node, request.command
         gpus = min(request.gpus, 1)
         environment = shlex.quote(str(request.log.with_name(_ENVIRONMENT)))
         if workers == 0 and request.nodes > 1:
             raise UsageError.one("--nodes", "a command runs on one node of a Ray cluster", code="not-supported")
-        if workers == 0:
-            resources = _Resources(entrypoint_num_cpus=request.cores, entrypoint_num_gpus=request.gpus)
-        elif find_spec("ray") is None:
+        if workers and find_spec("ray") is None:
             raise UsageError.one("--on", not_installed("ray"), code="not-installed")
-        else:
+        if workers:
             command = f"{_DRIVER} {workers} {gpus} {shlex.quote(str(request.log))} {command}"
         lines = [
             "#!/bin/bash",
-            f"{_DIRECTIVE}{encode(resources).decode()}",
+            f"# Ray reserves {encode(_resources(request)).decode()}.",
             f"exec >>{shlex.quote(str(request.log))} 2>&1",
             f"cd {shlex.quote(str(request.folder))} || exit 1",
             f". {environment} && rm {environment} || exit 1",
@@ -143,19 +104,17 @@ class Ray:
         ]
         return "\n".join(lines) + "\n"
 
-    def submit(self, script: Path) -> str:
-        job = f"{script.parent.name[:60]}-{os.urandom(4).hex()}"
+    def submit(self, script: Path, request: JobRequest) -> str:
+        job = f"{request.name[:60]}-{os.urandom(4).hex()}"
         # Not in the request: everybody who sees the dashboard would see its secrets.
         names = sorted(name for name in os.environ if _INHERITED.fullmatch(name))
         lines = [f"export {name}={shlex.quote(os.environ[name])}" for name in names]
         text = "\n".join([*lines, f"export {self.job_variable}={job}", ""])
         data = text.encode(errors="surrogateescape")
         replace_file(script.with_name(_ENVIRONMENT), lambda file: file.write(data), private=True)
-        directive = next(line for line in script.read_text().splitlines() if line.startswith(_DIRECTIVE))
-        resources = to_builtins(decode(directive.removeprefix(_DIRECTIVE), _Resources))
-        request = {"submission_id": job, "entrypoint": f"exec bash {shlex.quote(str(script))}"}
+        content = {"submission_id": job, "entrypoint": f"exec bash {shlex.quote(str(script))}"}
         environment = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}}
-        self._ask("jobs/", request | resources | {"runtime_env": environment})
+        self._ask("jobs/", content | _resources(request) | {"runtime_env": environment})
         return job
 
     def states(self, since: float | None) -> Mapping[str, JobState]:
@@ -166,10 +125,11 @@ class Ray:
         waiting = dict[str, str]()
         if any(job.status == "RUNNING" for job in jobs):
             # Without an answer, the workers of a training wait without a reason.
-            with suppress(BatchError, InvalidRecordError):
-                for group in decode(self._ask(_PENDING_GROUPS), _GroupAnswer).data.result.result:
-                    why = printable(group.stats.scheduling_state)[:MAX_WORDS_CHARS]
-                    waiting[group.creator_job_id] = f"pending ({why}, {pluralize(len(group.bundles), 'worker')})"
+            with suppress(BatchError, ValueError, LookupError, TypeError, AttributeError):
+                # What Ray has not placed yet of a job has a bundle for each worker of a training.
+                for group in decode(self._ask(_PENDING_GROUPS), dict[str, Any])["data"]["result"]["result"]:
+                    why = printable(group["stats"]["scheduling_state"])[:MAX_WORDS_CHARS]
+                    waiting[group["creator_job_id"]] = f"pending ({why}, {pluralize(len(group['bundles']), 'worker')})"
         return {job.submission_id: _read_state(job, waiting) for job in jobs if job.submission_id}
 
     def cancel(self, job: str) -> None:
@@ -201,6 +161,13 @@ class Ray:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise BatchError(f"no job server of Ray answers at {self._url}: {printable(str(reason))}") from error
+
+
+def _resources(request: JobRequest) -> dict[str, int]:
+    """Return what the process of a job reserves; nothing for the driver of a training, whose workers do."""
+    if request.tasks_per_node:
+        return {}
+    return {"entrypoint_num_cpus": request.cores, "entrypoint_num_gpus": request.gpus}
 
 
 def _last_line(text: str) -> str:
@@ -273,7 +240,7 @@ def main(workers: int, gpus: int, log: Path, command: Sequence[str]) -> int:
         # `gputrain stop`, `ray job stop` and the dashboard send SIGTERM. Ranks that train save a checkpoint first.
         program, name = command[0], log.parent.name
         shown = subprocess.run([program, "runs", "show", name, "--json"], capture_output=True, check=False)  # noqa: S603
-        if decode(shown.stdout, _Run).state not in ("running", "paused", "stopping"):
+        if decode(shown.stdout, dict[str, Any])["state"] not in ("running", "paused", "stopping"):
             sys.exit(ExitCode.STOPPED)
         subprocess.run([program, "stop", name, "--no-wait"], check=False)  # noqa: S603
 

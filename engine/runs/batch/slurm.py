@@ -92,7 +92,7 @@ class Slurm:
         ]
         return "\n".join(lines) + "\n"
 
-    def submit(self, script: Path) -> str:
+    def submit(self, script: Path, request: JobRequest) -> str:
         # Of a federation, the cluster follows behind a semicolon.
         job = run_tool("sbatch", "--parsable", str(script)).strip().partition(";")[0]
         if not job.isdigit():

@@ -121,6 +121,6 @@ def _ask(engine: str, since: float | None, asked: _Asked) -> _Answer:
     try:
         answer.states = find_engine(engine).states(since)
     except BatchError as error:
-        answer.problem = str(error)
+        answer.problem = error.problems[0].reason
     asked.answer = answer
     return answer

@@ -35,7 +35,7 @@ def test_address_must_name_a_job_server(address: str) -> None:
 
 def test_script_of_command_reserves_what_it_asks_for() -> None:
     lines = Ray("head:8265").script(COMMAND).splitlines()
-    assert lines[1] == '#RAY {"entrypoint_num_cpus":4,"entrypoint_num_gpus":2}'
+    assert lines[1] == '# Ray reserves {"entrypoint_num_cpus":4,"entrypoint_num_gpus":2}.'
     assert lines[2:4] == ["exec >>/runs/a/job.log 2>&1", "cd /work || exit 1"]
     assert lines[4:] == [". /runs/a/job.env && rm /runs/a/job.env || exit 1", "exec gputrain run"]
 
@@ -43,7 +43,7 @@ def test_script_of_command_reserves_what_it_asks_for() -> None:
 def test_script_of_training_has_a_worker_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.runs.batch.ray.find_spec", lambda _: True)
     lines = Ray("head:8265").script(TRAINING).splitlines()
-    assert lines[1] == "#RAY {}"
+    assert lines[1] == "# Ray reserves {}."
     assert lines[-1].endswith("-P -m engine.runs.batch.ray 4 1 /runs/a/job.log gputrain run")
 
 
@@ -65,11 +65,12 @@ def test_environment_is_in_a_private_file_and_not_in_the_request(
     monkeypatch.setenv("MY_TOKEN", "it's\nsecret")
     monkeypatch.setenv("RAY_ADDRESS", "other")
     engine, script = find_engine(server.place), tmp_path / "job.sh"
-    script.write_text(engine.script(replace(COMMAND, log=tmp_path / "job.log", folder=tmp_path, command="env -0")))
-    job = engine.submit(script)
-    [request] = server.jobs.values()
-    assert (request["entrypoint"], request["entrypoint_num_gpus"]) == (f"exec bash {script}", 2)
-    assert "secret" not in str(request)
+    request = replace(COMMAND, log=tmp_path / "job.log", folder=tmp_path, command="env -0")
+    script.write_text(engine.script(request))
+    job = engine.submit(script, request)
+    [posted] = server.jobs.values()
+    assert (posted["entrypoint"], posted["entrypoint_num_gpus"]) == (f"exec bash {script}", 2)
+    assert "secret" not in str(posted)
     assert (tmp_path / "job.env").stat().st_mode & 0o077 == 0
     subprocess.run(["bash", script], env={"RAY_ADDRESS": "cluster"}, check=True)
     assert not (tmp_path / "job.env").exists()
