@@ -1,6 +1,6 @@
 """Start a run elsewhere, `gputrain run --on PLACE`: on a host, or on the first of several that has the GPUs free.
 
-`ENGINES` is the table of places that are no host. A host starts the run as `gputrain run --detach` does there: in a
+A host starts the run as `gputrain run --detach` does there: in a
 session of its own, on GPUs that its own reservations grant. So two users who choose the last free GPU of a host at
 once need no lock here: one gets it, and the other one queues.
 """
@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from engine.base.codec import ENTRIES, Count, Record, decode
+from engine.base.codec import ENTRIES, Record, decode
 from engine.base.errors import UsageError
 from engine.base.files import settings_file
 from engine.base.text import printable
@@ -78,12 +78,11 @@ class RemoteStart:
 
 
 def start_on(place: str, request: RemoteRequest) -> RemoteStart:
-    """Start a run at a place: a host, or an engine of the table with what follows its colon.
+    """Start a run at a place: a host, or `any` with the names of hosts behind a colon.
 
     Raises UsageError if it is refused here, and HostUnreachableError."""
-    kind, _, details = place.partition(":")
-    start = ENGINES.get(kind)
-    return start_on_host(place, request) if start is None else start(details, request)
+    kind, _, names = place.partition(":")
+    return start_on_any(names, request) if kind == ANY_HOST else start_on_host(place, request)
 
 
 # ---- One host ----
@@ -196,12 +195,8 @@ def find_rooms(hosts: Sequence[str], config: Config) -> list[Room]:
     return [rooms[host] for host in hosts]
 
 
-class _QueueRow(Record, frozen=True, kw_only=True):
-    place: Count | None
-
-
 class _Queue(Record, frozen=True, kw_only=True):
-    queue: Annotated[tuple[_QueueRow, ...], ENTRIES]
+    queue: Annotated[tuple[dict[str, Any], ...], ENTRIES]
 
 
 def read_room(host: str, config: Config) -> Room:
@@ -219,7 +214,7 @@ def read_room(host: str, config: Config) -> Room:
             return Room(host, is_cpu=not chosen and config.device.gpus != "cpu")
         except NotFreeError:
             queue = ask_gputrain(host, ["queue", "--json"], lambda data: decode(data, _Queue)).queue
-            return Room(host, num_waiting=sum(row.place is not None for row in queue))
+            return Room(host, num_waiting=sum(row.get("place") is not None for row in queue))
     except HostUnreachableError as error:
         return Room(host, problem=str(error))
     except UsageError as error:
@@ -233,7 +228,3 @@ def _unless_reserved(device: CudaDevice, gpu: Gpu, terms: QueueTerms) -> CudaDev
     if not gpu.runs or not device.is_free or (terms.min_free and gpu.reserved_by_runs and left >= terms.min_free):
         return device
     return replace(device, unavailable=Unavailable(Obstacle.RESERVED, f"reserved by run {printable(gpu.runs[0])}"))
-
-
-ENGINES: Mapping[str, Callable[[str, RemoteRequest], RemoteStart]] = {ANY_HOST: start_on_any}
-"""How runs start at places that are no host, by the word before the colon of `--on`."""

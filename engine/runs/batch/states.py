@@ -43,16 +43,9 @@ class _Answer:
     problem: str = ""
 
 
-@dataclass
-class _Asked:
-    """The latest answer of a batch system, and the question that is under way."""
-
-    answer: _Answer | None = None
-    question: Future[_Answer] | None = None
-    since: float | None = None
-
-
-_asked: dict[str, _Asked] = {}
+_answers: dict[str, _Answer] = {}
+_questions: dict[str, Future[_Answer]] = {}
+"""The latest question to each batch system, which may be under way."""
 _lock = threading.Lock()
 
 
@@ -94,33 +87,35 @@ def job_state(engine: str, job: str, submitted_at: float) -> JobState:
 def forget(engine: str) -> None:
     """Ask again at the next question: a job was submitted or cancelled."""
     with _lock:
-        _asked.pop(engine, None)
+        _answers.pop(engine, None)
+        _questions.pop(engine, None)
 
 
 def _answer(engine: str, since: float | None) -> _Answer | None:
     """Return an answer that covers jobs since a time; None if there is none yet."""
     with _lock:
-        asked = _asked.setdefault(engine, _Asked())
-        covers = asked.answer is not None and _reaches(asked.answer.since, since)
-        is_old = asked.answer is None or time.time() - asked.answer.time > MAX_AGE_SECONDS
-        if (is_old or not covers) and (asked.question is None or asked.question.done()):
-            asked.question = in_background(partial(_ask, engine, since, asked))
-        question = asked.question
-    if not covers and question is not None:
+        question = _questions.get(engine)
+        if question is not None and question.done():
+            _answers[engine] = question.result()
+        answer = _answers.get(engine)
+        covers = answer is not None and _reaches(answer.since, since)
+        is_old = answer is None or time.time() - answer.time > MAX_AGE_SECONDS
+        if question is None or (question.done() and (is_old or not covers)):
+            question = _questions[engine] = in_background(partial(_ask, engine, since))
+    if not covers:
         with suppress(TimeoutError):
-            question.result(FIRST_WAIT_SECONDS)
-    return asked.answer
+            return question.result(FIRST_WAIT_SECONDS)
+    return answer
 
 
 def _reaches(known: float | None, wanted: float | None) -> bool:
     return wanted is None or (known is not None and known <= wanted)
 
 
-def _ask(engine: str, since: float | None, asked: _Asked) -> _Answer:
+def _ask(engine: str, since: float | None) -> _Answer:
     answer = _Answer(time.time(), since)
     try:
         answer.states = find_engine(engine).states(since)
     except BatchError as error:
         answer.problem = error.problems[0].reason
-    asked.answer = answer
     return answer
