@@ -11,10 +11,9 @@ that of its first session.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -29,7 +28,7 @@ from engine.config.precision import AmpChoice, choose_amp
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import cpu_precision_warnings
 from engine.config.schema import Config, as_dict
-from engine.config.training_sections import TIMM_PREFIX, AmpLevel
+from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_code import check_user_code
 from engine.gpus.device_preview import preview_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
@@ -91,31 +90,26 @@ def with_input_keys(request: RunRequest) -> RunRequest:
     return replace(request, config=config, input_source=describe_pretrained_input(config, pretrained))
 
 
-def saved_config(folder: RunFolder) -> Mapping[str, Any] | None:
-    """Return the config of a run, by section; None if it has none. Raises UsageError if it cannot be read."""
+def saved_config(folder: RunFolder) -> Config | None:
+    """Return the config of a run; None if it has none. Raises UsageError if it cannot be read."""
     # Only compared: no code that it names runs.
-    return as_dict(resolve_config(str(folder.config), trust_code=True).config) if folder.config.exists() else None
+    return resolve_config(str(folder.config), trust_code=True).config if folder.config.exists() else None
 
 
-def _with_saved_precision(config: Config, saved: Mapping[str, Any]) -> Config:
+def _with_saved_precision(config: Config, saved: Config) -> Config:
     """Set `precision.amp` to the level that the run began with, if it is auto and other keys permit that level."""
-    precision = saved.get("precision")
-    if config.precision.amp != "auto" or not isinstance(precision, Mapping):
+    if config.precision.amp != "auto":
         return config
-    levels: tuple[AmpLevel, ...] = get_args(AmpLevel)
-    amp = next((level for level in levels if level == precision.get("amp")), "auto")
-    resumed = config.with_values(precision={"amp": amp})
+    resumed = config.with_values(precision={"amp": saved.precision.amp})
     return config if any(config_conflicts(resumed)) else resumed
 
 
-def _with_saved_input(config: Config, saved: Mapping[str, Any]) -> Config:
+def _with_saved_input(config: Config, saved: Config) -> Config:
     """Set the input keys that are not set to those of the run."""
-    data, model = (saved.get(name) for name in ("data", "model"))
-    if not isinstance(data, Mapping) or not isinstance(model, Mapping):
+    if "pretrained" not in (config.model.weights, saved.model.weights):
         return config
-    if "pretrained" not in (config.model.weights, model.get("weights")):
-        return config
-    unset = {key: data[key] for key in INPUT_KEYS if getattr(config.data, key) is None and data.get(key) is not None}
+    values = saved.data.model_dump(mode="json", include={*INPUT_KEYS}, exclude_none=True)
+    unset = {key: value for key, value in values.items() if getattr(config.data, key) is None}
     try:
         checked = DataConfig.model_validate({**config.data.model_dump(mode="json", exclude_unset=True), **unset})
     except ValidationError:
@@ -304,7 +298,7 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
     saved, newest = saved_config(folder), list_checkpoints(folder.checkpoints)[:1]
     if saved is None or any(checkpoint.stat().st_mtime < folder.config.stat().st_mtime for checkpoint in newest):
         return
-    raise_if_any(immutable_key_problems(find_changes(saved, config)))
+    raise_if_any(immutable_key_problems(find_changes(as_dict(saved), config)))
 
 
 def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size: int, *, devices_known: bool) -> None:
