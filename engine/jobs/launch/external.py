@@ -62,7 +62,6 @@ from engine.runs.events import ControlEvent, Event
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
-from engine.runs.sinks import Sink
 from engine.train.distributed.channel import Channel
 from engine.train.distributed.failures import describe_failure, find_cause, rank_failure
 from engine.train.distributed.messages import PeerFailedError, merge_problems, send
@@ -335,22 +334,18 @@ def _monitoring_listener(
 
     Not earlier, because DataLoader workers are forked before and must not inherit the thread."""
     progress = ProgressReporter(run.granted.requested.listener)
-    readings = Sink("the reading of the GPUs", run.warn)
-
-    def read_gpus() -> None:
-        if (event := usage.poll()) is not None:
-            run.emit(event)
 
     def watch() -> None:
         while not run.recorder.closed.wait(POLL_SECONDS):
             try:
                 run.keep_alive()
+                if (reading := usage.poll()) is not None:
+                    run.emit(reading)
             except OwnershipLostError as error:
                 print(f"error: {error}", file=sys.stderr)
                 # No stop: it would save a checkpoint, but another process owns the folder now.
                 exit_now(ExitCode.FAILED)
             progress.poll(heartbeats)
-            readings.attempt(read_gpus)
             for request in run.requests():
                 outcome = requests.apply(request.request, request.steps)
                 run.recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))

@@ -24,7 +24,6 @@ from engine.jobs.launch.phases import Ended, Recording, Unrecorded
 from engine.runs.control import ControlRequest
 from engine.runs.events import ControlEvent, GpuEvent, RunFinished, WarningEvent
 from engine.runs.ownership import RunFolderGoneError
-from engine.runs.sinks import Sink
 
 PAUSE_STEP_SECONDS = 0.1
 EndT = TypeVar("EndT", covariant=True)
@@ -115,10 +114,8 @@ class Supervisor:
     def __init__(self, run: Unrecorded, child: Child[Any], usage: GpuUsagePoller) -> None:
         self._run, self._child, self._usage = run, child, usage
         self.signals = SignalHandler()
-        self._readings = Sink("the reading of the GPUs", run.warn)
         self._limit_min, self._limit = read_limits().minutes(run.settled.used)
         self._began = time.monotonic()
-        self._gpu_usage: GpuEvent | None = None
 
     def run_once(self) -> Any:
         """Start the child, and run it to its end. Raises as `supervise` does."""
@@ -153,8 +150,8 @@ class Supervisor:
         return requeue_clause() if wanted else ""
 
     def _tick(self, started: Started[Any]) -> None:
-        self._readings.attempt(self._read_gpus)
-        usage, self._gpu_usage = self._gpu_usage, None
+        if (usage := self._usage.poll()) is not None:
+            self._run.emit(usage)
         started.tick(usage)
         try:
             self._run.keep_alive()
@@ -171,11 +168,6 @@ class Supervisor:
         is_second = started.is_stopping
         for request in self._run.requests():
             self._serve(started, request, is_second=is_second)
-
-    def _read_gpus(self) -> None:
-        if (event := self._usage.poll()) is not None:
-            self._run.emit(event)
-            self._gpu_usage = event
 
     def _serve(self, started: Started[Any], request: ControlRequest, *, is_second: bool = False) -> None:
         outcome = started.serve(request, is_second=is_second)
