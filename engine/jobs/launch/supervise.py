@@ -25,7 +25,6 @@ from engine.runs.control import ControlRequest
 from engine.runs.events import ControlEvent, GpuEvent, RunFinished, WarningEvent
 from engine.runs.ownership import RunFolderGoneError
 
-PAUSE_STEP_SECONDS = 0.1
 EndT = TypeVar("EndT", covariant=True)
 ResultT = TypeVar("ResultT")
 
@@ -69,7 +68,7 @@ class Child(Protocol[ResultT]):
     """Whether it is a program of somebody else: it may use other GPUs than those of the run, and is asked to stop, and
     not ended, when the run folder was moved or deleted."""
     pause_s: float
-    """Time before a restart."""
+    """Time before a restart, a second at most: nobody learns meanwhile that the run lives."""
 
     def start(self, usage: GpuUsagePoller) -> Started[ResultT]:
         """Start the processes. Raises UsageError."""
@@ -96,7 +95,9 @@ def supervise(run: Unrecorded, child: Child[ResultT]) -> Ended:
             restart += 1
             message = f"{warning.message} (restart {restart} of {run.max_restarts})"
             run.emit(WarningEvent(message=message, code=warning.code))
-            if supervisor.is_stopped_within(child.pause_s):
+            time.sleep(child.pause_s)
+            # Without a pause, the next start serves the request.
+            if child.pause_s and supervisor.signals.is_set:
                 break
             result = supervisor.run_once()
         return Ended(child.finish(result, supervisor.signals, supervisor.requeue))
@@ -132,17 +133,6 @@ class Supervisor:
                 next_tick = started.wait(next_tick)
         finally:
             started.close()
-
-    def is_stopped_within(self, seconds: float) -> bool:
-        """Wait before a restart. Return whether a signal requests a stop meanwhile."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self.signals.is_set:
-                return True
-            self._run.keep_alive()
-            time.sleep(PAUSE_STEP_SECONDS)
-        # Without a pause, the next start serves the request.
-        return seconds > 0 and self.signals.is_set
 
     def requeue(self) -> str:
         """Requeue the Slurm job of the run if its time limit is near. Return what became of it, as a last clause."""
