@@ -174,7 +174,9 @@ def test_failed_requeue_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    assert requeue_clause().startswith("; job 77 could not be requeued (no such job); submit its script again")
+    assert requeue_clause().startswith(
+        "; job 77 could not be requeued (scontrol: no such job); submit its script again"
+    )
 
 
 def test_requeued_job_resumes_its_run(tmp_path: Path) -> None:

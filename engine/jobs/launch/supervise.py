@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from engine.base.errors import Problem, UsageError
-from engine.base.exits import exit_status
 from engine.base.process import SignalHandler
-from engine.base.text import printable
 from engine.config.limits import read_limits
 from engine.config.schema import Config
 from engine.jobs.launch.gpu_usage import GpuUsagePoller
 from engine.jobs.launch.phases import Ended, Recording, Unrecorded
+from engine.runs.batch.engine import BatchError, run_tool
 from engine.runs.control import ControlRequest
 from engine.runs.events import ControlEvent, GpuEvent, RunFinished, WarningEvent
 from engine.runs.ownership import RunFolderGoneError
@@ -197,20 +195,9 @@ def requeue_clause() -> str:
     if (job := slurm_job_id()) is None:
         return ""
     try:
-        done = subprocess.run(  # noqa: S603 (the job ID is a number)
-            ["scontrol", "requeue", job],  # noqa: S607 (Slurm is on the PATH)
-            capture_output=True,
-            text=True,
-            timeout=SCONTROL_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return _not_requeued(job, str(error))
-    # Slurm ends the processes of the job, and scontrol is one of them.
-    if done.returncode in (0, -signal.SIGTERM):
-        return f"; job {job} is requeued"
-    return _not_requeued(job, " ".join(done.stderr.split()) or f"scontrol {exit_status(done.returncode)}")
-
-
-def _not_requeued(job: str, reason: str) -> str:
-    return f"; job {job} could not be requeued ({printable(reason)}); submit its script again to continue the run"
+        # Slurm ends the processes of the job, and scontrol is one of them.
+        run_tool("scontrol", "requeue", job, timeout_s=SCONTROL_TIMEOUT_SECONDS, ok_codes=(0, -signal.SIGTERM))
+    except BatchError as error:
+        reason = error.problems[0].reason
+        return f"; job {job} could not be requeued ({reason}); submit its script again to continue the run"
+    return f"; job {job} is requeued"

@@ -113,19 +113,20 @@ class Engine(Protocol):
         """Return the words of a command that runs another one once on each node of the job."""
 
 
-def run_tool(*argv: str) -> str:
-    """Return what a command of a batch system prints. Raises BatchError, with its words, unless it succeeds."""
+def run_tool(*argv: str, timeout_s: float = TOOL_TIMEOUT_SECONDS, ok_codes: Sequence[int] = (0,)) -> str:
+    """Return what a command of a batch system prints. Raises BatchError, with its words, unless it ends in time with
+    one of the exit codes."""
     try:
         done = subprocess.run(  # noqa: S603 (tools of the batch system, and no shell)
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=TOOL_TIMEOUT_SECONDS, check=False
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
         )
     except FileNotFoundError as error:
-        raise BatchError(f"there is no {argv[0]} on this host; start the run on a login node of the cluster") from error
+        raise BatchError(f"there is no {argv[0]} on this host; the login nodes of a cluster have it") from error
     except OSError as error:
         raise BatchError(f"{argv[0]} cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise BatchError(f"{argv[0]} did not answer within {TOOL_TIMEOUT_SECONDS:g} s") from error
-    if done.returncode:
+        raise BatchError(f"{argv[0]} did not answer within {timeout_s:g} s") from error
+    if done.returncode not in ok_codes:
         lines = done.stderr.decode(errors="replace").split("\n")
         words = printable(" ".join(filter(None, map(str.strip, lines))))[:MAX_WORDS_CHARS]
         raise BatchError(f"{argv[0]}: {words}" if words else f"{argv[0]} {exit_status(done.returncode)}")

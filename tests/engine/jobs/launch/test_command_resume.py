@@ -238,7 +238,7 @@ def test_end_is_recorded_after_slurm_has_answered(runs: CommandRuns, calls: Path
     runs.when("ready", lambda: os.kill(os.getpid(), signal.SIGUSR1))
     assert runs.run("sh", "-c", "echo ready; exec sleep 60", config=REQUEUE) == 130
     assert calls.read_text() == "0\n"
-    assert "; job 77 could not be requeued (no such job); submit its script again" in runs.record.message
+    assert "; job 77 could not be requeued (scontrol: no such job); submit its script again" in runs.record.message
 
 
 def test_preemption_is_no_reason_to_requeue(runs: CommandRuns, calls: Path) -> None:

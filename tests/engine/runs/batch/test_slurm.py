@@ -120,5 +120,5 @@ def test_ended_jobs_come_from_sacct_where_it_exists(slurm: SlurmStandIn) -> None
 
 def test_missing_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BatchError, match="there is no sbatch on this host; start the run on a login node"):
+    with pytest.raises(BatchError, match="there is no sbatch on this host; the login nodes of a cluster have it"):
         Slurm().submit(tmp_path, REQUEST)
