@@ -9,8 +9,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -148,8 +148,11 @@ def _send(destination: Destination, message: Message) -> Delivery:
     if "template=" in unquote(url).partition("?")[2].lower():
         reason = "the URL must not name a template, which is a local file"
         return Delivery(label, sent=False, reason=reason, code="not-supported")
-    service = ""
-    with _warnings_of_apprise() as warnings:
+    service, failure = "", ""
+    # Its lines may have secrets, and go to no handler of the user's code.
+    logging.getLogger("apprise").propagate = False
+    # The calls return no reason.
+    with apprise.LogCapture(level=logging.WARNING, fmt="%(message)s") as log:  # type: ignore[no-untyped-call]
         try:
             # No plug-ins of the user, and nothing is written to disk.
             asset = apprise.AppriseAsset(app_id="gputrain", app_desc="gputrain", async_mode=False)
@@ -165,23 +168,9 @@ def _send(destination: Destination, message: Message) -> Delivery:
             if sender.notify(body=message.body, title=message.title, notify_type=level, body_format=text):
                 return Delivery(label, sent=True, service=service)
         except Exception as error:
-            warnings.append(f"{type(error).__name__}: {error}")
-    reason = redact((warnings or ["apprise reports no reason"])[-1], url)[:MAX_REASON_CHARS]
-    return Delivery(label, False, service, reason, "connection-failed")
-
-
-@contextmanager
-def _warnings_of_apprise() -> Iterator[list[str]]:
-    """Yield the warnings that apprise logs meanwhile: its calls return no reason."""
-    warnings: list[str] = []
-    log, handler = logging.getLogger("apprise"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
-    log.propagate = False
-    try:
-        yield warnings
-    finally:
-        log.removeHandler(handler)
+            failure = f"{type(error).__name__}: {error}"
+    last = failure or ["apprise reports no reason", *log.getvalue().splitlines()][-1]
+    return Delivery(label, False, service, redact(last, url)[:MAX_REASON_CHARS], "connection-failed")
 
 
 def redact(text: str, url: str) -> str:
