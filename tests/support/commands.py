@@ -6,7 +6,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from engine.base.process_table import ProcessId, read_stat
@@ -36,7 +36,7 @@ def started(
     output = os.open(folder / "output.txt", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        with CommandProcess(
+        process = CommandProcess(
             argv,
             cwd=folder,
             env=os.environ if env is None else env,
@@ -44,7 +44,8 @@ def started(
             stdout=output if terminal is None else terminal,
             stderr=output if terminal is None else terminal,
             marker=marker or uuid.uuid4().hex,
-        ) as process:
+        )
+        with closing(process):
             yield process
     finally:
         os.close(output)
@@ -67,6 +68,12 @@ def names_of(processes: Sequence[ProcessId]) -> list[str]:
     return [status.name for status in found if status is not None]
 
 
+def exit_code_of(process: CommandProcess) -> int | None:
+    """Wait until a command has ended, and return its exit code."""
+    wait_for(lambda: process.poll() is not None, "the end of the command")
+    return process.poll()
+
+
 def wait_for_end(processes: Sequence[ProcessId]) -> None:
     """Wait until all processes have ended."""
     wait_for(lambda: not any(process.is_running() for process in processes), "the end of the processes")
@@ -78,7 +85,7 @@ import sys, time
 from pathlib import Path
 sys.path += {[str(ROOT), str(ROOT / "tests")]!r}
 from engine.jobs.command.membership import leave_outer_run
-from support.commands import names_of, started
+from support.commands import exit_code_of, names_of, started
 from support.gputrain_command import wait_for
 leave_outer_run()
 folder, marker, script = Path(sys.argv[1]), *sys.argv[2:]
@@ -89,7 +96,7 @@ with started(["sh", "-c", script], folder, marker=marker) as process:
     lines = [f"{{pid}} {{start_ticks}}\\n" for pid, start_ticks in process.members()]
     (folder / "partial").write_text("".join(lines))
     (folder / "partial").rename(folder / "members")
-    process.wait()
+    exit_code_of(process)
 """
 
 

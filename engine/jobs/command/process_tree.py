@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Self
 
 import engine
 from engine.base.errors import UsageError
@@ -106,11 +105,7 @@ class CommandProcess:
 
     def poll(self) -> int | None:
         """Return the exit code of the command, negative for a signal; None while it runs."""
-        return self.wait(0.0)
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for the end of the command and return its exit code; None if it has not ended in time."""
-        if self._exit_code is None and self._is_readable(timeout_s):
+        if self._exit_code is None and self._is_readable():
             result, _, code = self._read_line().partition(" ")
             # Linux kills the command if its keeper was killed.
             self._exit_code = int(code) if result == "exit" else -signal.SIGKILL
@@ -143,22 +138,16 @@ class CommandProcess:
             self._control = self._report = -1
         return [member for member in self.members() if member.pid != self._keeper.pid]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _root(self) -> int | None:
         return self._keeper.pid if self._keeper.poll() is None else None
 
-    def _is_readable(self, timeout_s: float | None) -> bool:
+    def _is_readable(self) -> bool:
         if self._report < 0:
             return False
         # poll(2), because select(2) fails for descriptors from 1024 up.
         poll = select.poll()
         poll.register(self._report, select.POLLIN)
-        return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+        return bool(poll.poll(0))
 
     def _read_line(self) -> str:
         """Return the next line of the keeper; empty if it has ended."""

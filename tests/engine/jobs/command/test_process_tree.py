@@ -31,6 +31,7 @@ from engine.jobs.command.membership import (
 from engine.jobs.command.process_tree import CommandProcess, Step, StopSequence
 from support.commands import (
     DAEMON,
+    exit_code_of,
     output_of,
     python,
     started,
@@ -57,14 +58,14 @@ def keeper_of(process: CommandProcess) -> int:
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", -signal.SIGTERM)])
 def test_poll_returns_exit_code_of_command(tmp_path: Path, script: str, code: int) -> None:
     with started(["sh", "-c", script], tmp_path) as process:
-        assert process.wait(30) == code
+        assert exit_code_of(process) == code
         assert process.poll() == code
 
 
 def test_command_runs_in_its_folder_with_its_environment_and_marker(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "TEXT": "ä \udcff"}
     with started(["sh", "-c", f'pwd; echo "$TEXT"; echo ${MARKER}'], tmp_path, marker="abc", env=env) as process:
-        process.wait(30)
+        exit_code_of(process)
     assert (tmp_path / "output.txt").read_bytes() == os.fsencode(f"{tmp_path}\nä \udcff\nabc\n")
 
 
@@ -105,7 +106,7 @@ def test_command_has_default_signals_whatever_the_supervisor_ignores(tmp_path: P
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with started(["grep", "^Sig[BI]", "/proc/self/status"], tmp_path) as process:
-            process.wait(30)
+            exit_code_of(process)
     finally:
         signal.signal(signal.SIGHUP, previous)
     assert {line.split()[1] for line in output_of(tmp_path).splitlines()} == {"0" * 16}
@@ -124,7 +125,7 @@ ESCAPES = {
 def test_no_process_of_the_command_is_left(tmp_path: Path, script: str) -> None:
     count = 200 if "200" in script else 1
     with started(["sh", "-c", script], tmp_path) as process:
-        assert process.wait(30) == 0
+        assert exit_code_of(process) == 0
         wait_for(lambda: commands_of(process.members()) == ["sleep"] * count, "the processes")
         members = process.members()
         process.end_all(signal.SIGKILL)
@@ -159,7 +160,7 @@ def test_survivors_of_the_keeper_are_found_by_their_marker(tmp_path: Path) -> No
     with started(["sh", "-c", "setsid sleep 61 & wait"], tmp_path, marker=(run_id := uuid.uuid4().hex)) as process:
         wait_for(lambda: "sleep" in commands_of(process.members()), "the processes")
         os.kill(keeper_of(process), signal.SIGKILL)
-        assert process.wait(30) == -signal.SIGKILL
+        assert exit_code_of(process) == -signal.SIGKILL
         wait_for(lambda: commands_of(find_members(run_id)) == ["sleep"], "the end of the command")
         survivors = process.members()
         assert survivors == find_members(run_id)
@@ -201,7 +202,7 @@ def test_processes_that_replace_each_other_are_killed(tmp_path: Path) -> None:
         "    os.wait()\n"
     )
     with started(["sh", "-c", '"$@" & exit 0', "", *python(program)], tmp_path) as process:
-        assert process.wait(30) == 0
+        assert exit_code_of(process) == 0
         wait_for(lambda: len(process.members()) == 2, "both processes")
         first = process.members()
         first[0].send_signal(signal.SIGKILL)
@@ -272,7 +273,7 @@ def test_process_that_forks_and_exits_again_and_again_is_killed(tmp_path: Path) 
     program = "import os, time\nwhile True:\n    if os.fork(): os._exit(0)\n    time.sleep(0.0005)"
     run_id = uuid.uuid4().hex
     with started(python(program), tmp_path, marker=run_id) as process:
-        assert process.wait(30) == 0
+        assert exit_code_of(process) == 0
         folder = Path(f"{own_cgroup()}/{PREFIX}{run_id}")
         assert "populated 1" in (folder / "cgroup.events").read_text()
         process.end_all(signal.SIGKILL)
@@ -323,7 +324,7 @@ def test_stop_signal_to_outer_command_does_not_reach_inner_supervisor_in_its_gro
     status = read_stat(runs.inner_supervisor.pid)
     assert status is not None and status.group == runs.outer.pid
     runs.outer.signal_group(signal.SIGTERM)
-    assert runs.outer.wait(30) == -signal.SIGTERM
+    assert exit_code_of(runs.outer) == -signal.SIGTERM
     assert runs.is_inner_running()
 
 
@@ -421,7 +422,7 @@ def test_stopped_process_receives_sigterm(tmp_path: Path) -> None:
     with started(["sh", "-c", "trap 'exit 6' TERM; echo ready; kill -STOP $$; " + WAIT], tmp_path) as process:
         wait_for(lambda: is_stopped(process), "the stop of the command")
         process.end_all(signal.SIGTERM)
-        assert process.wait(30) == 6
+        assert exit_code_of(process) == 6
 
 
 def is_stopped(process: CommandProcess) -> bool:
