@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from pathlib import Path
 from engine.base.files import read_bytes
 from engine.base.text import printable
 from engine.jobs.code.git import GitError, run_git
-from engine.jobs.code.record import PATCH_FILE, UNTRACKED_FOLDER, CodeRecord, read_code_record
-from engine.jobs.code.state import MAX_FILE_BYTES, MAX_UNTRACKED_FILES, is_below, is_code
+from engine.jobs.code.record import PATCH_FILE, UNTRACKED_FOLDER, read_code_record
+from engine.jobs.code.state import MAX_FILE_BYTES, MAX_UNTRACKED_FILES, CodeDigests, is_below, is_code
 from engine.runs.folder import RunFolder
 
 MAX_PATCH_BYTES = 1 << 24
@@ -34,51 +34,24 @@ class CodeText:
     more: int = 0
 
 
-@dataclass(frozen=True)
-class StoredCode:
-    """The code that a run has recorded."""
-
-    folder: RunFolder
-    record: CodeRecord
-
-    @property
-    def patch(self) -> bytes:
-        """The diff of the tracked files; b"" if it cannot be read."""
-        with suppress(OSError):
-            return read_bytes(self.folder.code / PATCH_FILE, MAX_PATCH_BYTES)
-        return b""
-
-    def untracked(self) -> Iterator[tuple[str, bytes]]:
-        """Yield path and content of the untracked files of code. No link is followed."""
-        home = Path(os.path.realpath(self.folder.code)) / UNTRACKED_FOLDER
-        for path in [path for path in self.record.digests.untracked if is_code(path)][:MAX_UNTRACKED_FILES]:
-            if is_below(path) and os.path.realpath(home / path) == str(home / path):
-                with suppress(OSError):
-                    yield path, read_bytes(home / path, MAX_FILE_BYTES)
-
-
 def code_differences(runs: Sequence[object], reference: int) -> Iterator[CodeText]:
     """Yield how the code of each run differs from that of the run with the index `reference`.
 
     Runs of other programs have no recorded code."""
-    codes = [_read_stored_code(run) if isinstance(run, RunFolder) else None for run in runs]
-    if (first := codes[reference]) is None:
+    folders = [run for run in runs if isinstance(run, RunFolder)]
+    codes = {run: record.digests for run in folders if (record := read_code_record(run)) is not None}
+    first = runs[reference]
+    if not isinstance(first, RunFolder) or first not in codes:
         return
-    for code in codes:
-        if code is not None and code.record.digests.fingerprint != first.record.digests.fingerprint:
-            lines = [line.replace("\t", "    ")[:MAX_LINE_CHARACTERS] for line in _compare(first, code)]
-            title = printable(f"Code of {code.folder.name} against {first.folder.name}")
+    for run, code in codes.items():
+        if code.fingerprint != codes[first].fingerprint:
+            lines = [line.replace("\t", "    ")[:MAX_LINE_CHARACTERS] for line in _compare(codes, first, run)]
+            title = printable(f"Code of {run.name} against {first.name}")
             yield CodeText(title, tuple(map(printable, lines[:MAX_LINES])), max(len(lines) - MAX_LINES, 0))
 
 
-def _read_stored_code(folder: RunFolder) -> StoredCode | None:
-    record = read_code_record(folder)
-    return None if record is None else StoredCode(folder, record)
-
-
-def _compare(first: StoredCode, second: StoredCode) -> list[str]:
-    before, after = first.record.digests, second.record.digests
-    lines = []
+def _compare(codes: Mapping[RunFolder, CodeDigests], first: RunFolder, second: RunFolder) -> list[str]:
+    before, after, lines = codes[first], codes[second], []
     if before.commit != after.commit:
         lines.append(f"commit {after.commit or 'none'} in place of {before.commit or 'none'}")
         if before.commit and after.commit:
@@ -88,13 +61,26 @@ def _compare(first: StoredCode, second: StoredCode) -> list[str]:
     lines += [f"{path}: differs, and is not stored" for path in differing]
     with tempfile.TemporaryDirectory(prefix="gputrain-code-") as name:
         place = Path(name)
-        for side, code in (("a", first), ("b", second)):
-            for path, content in ((PATCH_FILE, code.patch), *code.untracked()):
-                (place / side / path).parent.mkdir(parents=True, exist_ok=True)
-                (place / side / path).write_bytes(content)
+        for side, run in (("a", first), ("b", second)):
+            _write_code(run, codes[run], place / side)
         try:
             # Exit code 1: they differ.
             output = run_git(["diff", "--no-index", "--no-prefix", *NO_PROGRAMS, "a", "b"], place, b"", (0, 1), {})
         except GitError as error:
             return [*lines, str(error)]
     return lines + output.decode(errors="replace").splitlines()
+
+
+def _write_code(run: RunFolder, digests: CodeDigests, target: Path) -> None:
+    """Write the diff of the tracked files and the untracked files of code that can be read. No link is followed."""
+    home = Path(os.path.realpath(run.code))
+    names = [path for path in digests.untracked if is_code(path) and is_below(path)][:MAX_UNTRACKED_FILES]
+    files = {home / PATCH_FILE: (PATCH_FILE, MAX_PATCH_BYTES)}
+    files |= {home / UNTRACKED_FOLDER / path: (path, MAX_FILE_BYTES) for path in names}
+    target.mkdir()
+    for file, (path, max_bytes) in files.items():
+        if os.path.realpath(file) == str(file):
+            with suppress(OSError):
+                content = read_bytes(file, max_bytes)
+                (target / path).parent.mkdir(parents=True, exist_ok=True)
+                (target / path).write_bytes(content)

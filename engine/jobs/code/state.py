@@ -151,9 +151,8 @@ class CodeDigests(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class CodeState:
-    """The code in the working tree `root`: the diff of the tracked files, and the untracked text files."""
+    """The code in a working tree: the diff of the tracked files, and the untracked text files."""
 
-    root: Path
     digests: CodeDigests
     patch: bytes
     untracked: Mapping[str, bytes]
@@ -193,7 +192,7 @@ def read_code(repository: Repository, runs_dir: Path | None = None) -> CodeState
         untracked={path: _digest(content) for path, content in untracked.items()},
         skipped=dict(list(skipped.items())[:MAX_SKIPPED]),
     )
-    return CodeState(repository.root, digests, b"".join(patch), untracked)
+    return CodeState(digests, b"".join(patch), untracked)
 
 
 def is_below(path: str) -> bool:

@@ -53,7 +53,6 @@ from engine.jobs.launch.phases import (
 from engine.jobs.launch.preflight import Preflight, find_problems, run_preflight, source_opener, with_input_keys
 from engine.jobs.launch.ranks import ProgressReporter, end_training, stderr_listener
 from engine.jobs.launch.request import RunRequest, SettledConfig, settle_config, watch_other_claim
-from engine.jobs.launch.run_code import RunCode
 from engine.jobs.launch.supervise import requeue_clause
 from engine.jobs.launch.training import begin_training, make_job
 from engine.runs.batch.ray import Ray
@@ -264,7 +263,7 @@ def _receive_job(this_rank: _ConnectedRank, granted: Granted, preflight: Preflig
         with suppress(OSError):
             # This host may not share the file system of rank 0.
             folder = folder.identified()
-        settled = settle_config(config, folder, RunCode(), is_resumed=False)
+        settled = settle_config(config, folder, None, is_resumed=False)
         granted.allocation.reservation.set_run_name(folder.name)
     run = Unrecorded(granted, settled)
     plan = replace(preflight.accepted_plan, capability=message.capability)

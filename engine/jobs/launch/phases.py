@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from engine.base import codec
 from engine.base.errors import Problem, UsageError, file_errors
@@ -35,7 +35,7 @@ from engine.jobs.command.inner_commands import argument_parameters
 from engine.jobs.command.spec import write_command
 from engine.jobs.launch.gpu_usage import local_gpu_ranks, waiting_emitter
 from engine.jobs.launch.request import RunRequest, SettledConfig, check_dependencies, settle_config
-from engine.jobs.launch.run_code import RunCode, code_changed, record_code, stored_code
+from engine.jobs.launch.run_code import code_changed, record_code, stored_code
 from engine.jobs.notify.run_messages import Outbox, RunMessages
 from engine.jobs.notify.sender import send_logged
 from engine.jobs.queue.dependencies import DependencyError, Predecessor
@@ -50,6 +50,9 @@ from engine.runs.labels import change_labels
 from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.run_record import read_run_record
+
+if TYPE_CHECKING:
+    from engine.jobs.code.record import CodeRecord
 
 REFUSALS = (UsageError, DependencyError)
 
@@ -115,7 +118,7 @@ class Claimed:
 
     requested: Requested
     run: ClaimedRun
-    code: RunCode
+    code: CodeRecord | None
     recorder: Recorder
     messages: RunMessages
 
@@ -224,7 +227,7 @@ class Recording(Unrecorded):
     def check_code(self) -> None:
         """Record how the code differs at this start from that with which the run was made."""
         cwd, code, known = _code_folder(self.granted.requested.request), self.claimed.code, self.recorder.history.code
-        is_recorded_now = code.event is not None and self.place is None and self.claimed.run.is_new
+        is_recorded_now = self.place is None and self.claimed.run.is_new
         if cwd is None or is_recorded_now:
             return
         event = code_changed(code, self.folder, cwd, "" if known is None else known.changed)
@@ -267,17 +270,16 @@ def claim(requested: Requested, config: Config) -> Claimed:
             write_command(folder, request.command)
         if tags := request.tags:
             change_labels(folder, lambda labels: labels.with_tags(tags))
-        code = RunCode()
+        code, event = None, None
         if not claimed.is_new:
             code = stored_code(folder)
         elif (cwd := _code_folder(request)) is not None:
-            code = record_code(folder, cwd, snapshot=run.snapshot)
+            code, event = record_code(folder, cwd, snapshot=run.snapshot)
         recorder = _make_recorder(
-            requested, folder, settle_config(config, folder, RunCode(), is_resumed=False).stored, messages
+            requested, folder, settle_config(config, folder, None, is_resumed=False).stored, messages
         )
     held.journal.callback(recorder.close)
-    warning = None if code.warning is None else WarningEvent.of(code.warning)
-    for event in filter(None, (code.event, warning)):
+    if event is not None:
         # The terminal of a detached run becomes its log, which has the lines of all events.
         recorder.record(event, notify=not request.detached)
     return Claimed(requested, claimed, code, recorder, messages)
@@ -332,7 +334,7 @@ def enter_queue(claimed: Claimed, stage: QueueStage, dependencies: Sequence[Depe
         # A sweep counts the failures of its trials itself.
         program="" if folder.sweep else request.default_name,
         cwd=str(request.runs_dir) if request.command is None else request.command.cwd,
-        code="" if claimed.code.record is None else claimed.code.record.digests.fingerprint,
+        code="" if claimed.code is None else claimed.code.digests.fingerprint,
     )
     granted_at = time.time() if stage is QueueStage.GRANTED else None
     # A run whose wait was interrupted waits for the same runs, whose folders it knows.

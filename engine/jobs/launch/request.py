@@ -29,7 +29,7 @@ from engine.config.loader import resolve_config
 from engine.config.monitor import monitor_mode, monitored_name
 from engine.config.schema import Config
 from engine.jobs.command.spec import Program
-from engine.jobs.launch.run_code import RunCode, stored_code
+from engine.jobs.launch.run_code import copied_folder, stored_code
 from engine.jobs.queue.dependencies import DependencyError, Predecessor, check_cycles, find_dependencies
 from engine.jobs.queue.state import Dependency, is_interrupted
 from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
@@ -40,6 +40,7 @@ from engine.runs.metrics import Better
 from engine.runs.recorder import Listener
 
 if TYPE_CHECKING:
+    from engine.jobs.code.record import CodeRecord
     from engine.train.optim.lr_range import LrRange
 
 
@@ -142,7 +143,7 @@ def settle_request(request: RunRequest) -> RunRequest:
     from engine.jobs.launch.preflight import with_input_keys
 
     request = with_input_keys(request)
-    place = stored_code(folder).copied_folder(folder) if folder is not None and request.config.run.snapshot else None
+    place = copied_folder(stored_code(folder), folder) if folder is not None and request.config.run.snapshot else None
     if place is not None:
         request = replace(request, config=request.config.with_values(run={"code": str(place)}))
     return request
@@ -157,7 +158,7 @@ def _with_monitor_mode(config: Config, runs_dir: Path) -> Config:
 
 
 def settle_config(
-    config: Config, folder: RunFolder, code: RunCode, *, is_resumed: bool, is_training: bool = True
+    config: Config, folder: RunFolder, code: CodeRecord | None, *, is_resumed: bool, is_training: bool = True
 ) -> SettledConfig:
     """Return the config of a run in a folder. `is_resumed` says whether it has trained there before."""
     if config.data.batch_size == "auto" and is_resumed and folder.config.exists():
@@ -165,8 +166,8 @@ def settle_config(
         size = resolve_config(str(folder.config), trust_code=True).config.data.batch_size
         config = config.with_values(data={"batch_size": size})
     config = config.with_values(run={"name": folder.name, "resume": False})
-    record, place = code.record, code.copied_folder(folder)
-    if record is None or place is None or not is_training:
+    place = copied_folder(code, folder)
+    if code is None or place is None or not is_training:
         return SettledConfig(config, config)
-    original = Path(record.root, record.folder)
+    original = Path(code.root, code.folder)
     return SettledConfig(*(config.with_values(run={"code": str(path)}) for path in (place, original)))

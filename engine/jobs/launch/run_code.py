@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.base import codec
-from engine.base.errors import Problem, UsageError, file_errors
+from engine.base.errors import UsageError, file_errors
 from engine.base.files import file_number, is_file
 from engine.base.text import printable
 from engine.runs.command_events import MAX_EVENT_FILES, CodeChanged, CodeRecorded
+from engine.runs.events import WarningEvent
 from engine.runs.folder import CODE_COPY, CODE_RECORD, RunFolder
 
 if TYPE_CHECKING:
@@ -26,23 +27,16 @@ if TYPE_CHECKING:
     from engine.jobs.command.spec import Program
 
 
-@dataclass(frozen=True)
-class RunCode:
-    """The recorded code of a run. `event` reports it if it was recorded now, and `warning` says why it is not."""
-
-    record: CodeRecord | None = None
-    event: CodeRecorded | None = None
-    warning: Problem | None = None
-
-    def copied_folder(self, folder: RunFolder) -> Path | None:
-        """Return the working folder of the run in its copy of the code; None without a copy."""
-        if self.record is None or not self.record.snapshot:
-            return None
-        return folder.path / folder.code.name / CODE_COPY / self.record.folder
+def copied_folder(code: CodeRecord | None, folder: RunFolder) -> Path | None:
+    """Return the working folder of a run in its copy of the code; None without a copy."""
+    return folder.path / folder.code.name / CODE_COPY / code.folder if code is not None and code.snapshot else None
 
 
-def record_code(folder: RunFolder, cwd: Path, *, snapshot: bool) -> RunCode:
-    """Record the code around the working folder of a new run. Raises UsageError if there can be no copy."""
+def record_code(
+    folder: RunFolder, cwd: Path, *, snapshot: bool
+) -> tuple[CodeRecord | None, CodeRecorded | WarningEvent | None]:
+    """Record the code around the working folder of a new run. Return it, and the event that reports it or says why it
+    is not recorded; twice None outside of git. Raises UsageError if there can be no copy."""
     # Most folders with a run are in a repository, but a run on a file server must not wait for this twice.
     from engine.jobs.code.git import GitError
     from engine.jobs.code.record import capture_code
@@ -55,47 +49,44 @@ def record_code(folder: RunFolder, cwd: Path, *, snapshot: bool) -> RunCode:
         code = error.code if isinstance(error, GitError) else "not-recorded"
         if snapshot:
             raise UsageError.one("run.snapshot", f"the code cannot be copied: {reason}", code=code) from error
-        return RunCode(warning=Problem("", f"the code is not recorded: {reason}", code=code))
+        return None, WarningEvent(message=f"the code is not recorded: {reason}", code=code)
     if record is None:
-        return RunCode()
+        return None, None
     files = [*record.digests.changed, *record.digests.untracked]
-    event = CodeRecorded(
-        code=record.summary(), changed=files[:MAX_EVENT_FILES], linked=list(record.linked[:MAX_EVENT_FILES])
-    )
-    return RunCode(record, event)
+    linked = list(record.linked[:MAX_EVENT_FILES])
+    return record, CodeRecorded(code=record.summary(), changed=files[:MAX_EVENT_FILES], linked=linked)
 
 
-def stored_code(folder: RunFolder) -> RunCode:
-    """Return the code of a run that is resumed."""
+def stored_code(folder: RunFolder) -> CodeRecord | None:
+    """Return the code of a run that is resumed, None if there is none or it is damaged."""
     if not is_file(folder.code / CODE_RECORD):
-        return RunCode()
+        return None
     from engine.jobs.code.record import read_code_record
 
-    return RunCode(read_code_record(folder))
+    return read_code_record(folder)
 
 
-def code_changed(code: RunCode, folder: RunFolder, cwd: Path, known: str) -> CodeChanged | None:
+def code_changed(code: CodeRecord | None, folder: RunFolder, cwd: Path, known: str) -> CodeChanged | None:
     """Return how the code differs from that with which the run was made; None if that is `known` or not recorded."""
-    if code.record is None or code.record.snapshot:
+    if code is None or code.snapshot:
         return None
     from engine.jobs.code.git import GitError
     from engine.jobs.code.record import find_change
 
     try:
-        change = find_change(code.record, cwd, folder.path.parent)
+        change = find_change(code, cwd, folder.path.parent)
     except GitError as error:
         change = CodeChanged(message=f"{printable(str(cwd))} {error}", files=[])
     return None if change.message == known else change
 
 
-def copied_command(command: Program, code: RunCode, folder: RunFolder) -> Program:
+def copied_command(command: Program, code: CodeRecord | None, folder: RunFolder) -> Program:
     """Return a command with the paths in the copy of its code: its working folder, absolute paths among its arguments,
     and where Python finds the packages of the repository."""
-    place = code.copied_folder(folder)
-    if place is None:
+    place = copied_folder(code, folder)
+    if code is None or place is None:
         return command
-    assert code.record is not None  # noqa: S101 - there is a copy
-    copy = _Copy(Path(code.record.root), folder.path / folder.code.name / CODE_COPY)
+    copy = _Copy(Path(code.root), folder.path / folder.code.name / CODE_COPY)
     failure = f"{printable(str(place))}, the copy of the code, cannot be used"
     with file_errors("run.snapshot", failure, "start a new run", code="not-found"):
         inode = file_number(place.stat().st_ino)

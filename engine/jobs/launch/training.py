@@ -20,6 +20,7 @@ from engine.jobs.launch.preflight import Preflight, find_problems, run_preflight
 from engine.jobs.launch.rank_starter import RankStarter
 from engine.jobs.launch.ranks import Ranks
 from engine.jobs.launch.request import RunRequest, SettledConfig
+from engine.jobs.launch.run_code import copied_folder
 from engine.jobs.launch.supervise import supervise
 from engine.runs.events import Event, StepEvent
 from engine.runs.recorder import Listener
@@ -41,7 +42,7 @@ def run_training(requested: Requested) -> Ended:
 
     def after_wait(config: Config) -> Config:
         queued = grants[-1].queued
-        place = None if queued is None else queued.claimed.code.copied_folder(queued.claimed.folder)
+        place = None if queued is None else copied_folder(queued.claimed.code, queued.claimed.folder)
         return config if place is None else config.with_values(run={"code": str(place)})
 
     open_source = source_opener(requested.listener)

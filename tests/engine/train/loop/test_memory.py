@@ -20,7 +20,6 @@ from engine.base.process import SignalHandler
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.jobs.launch.request import settle_config
-from engine.jobs.launch.run_code import RunCode
 from engine.runs.control import RequestCounters
 from engine.runs.events import Event
 from engine.runs.folder import RunFolder
@@ -163,7 +162,7 @@ def test_resumed_job_has_the_batch_size_of_its_run(tmp_path: Path) -> None:
     for stored in (None, "auto", 48):
         if stored is not None:
             folder.config.write_text(f"data: {{batch_size: {stored}}}\n")
-        settled = settle_config(cfg, folder, RunCode(), is_resumed=True)
+        settled = settle_config(cfg, folder, None, is_resumed=True)
         assert settled.used.data.batch_size == settled.stored.data.batch_size == (stored or "auto")
 
 
