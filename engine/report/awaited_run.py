@@ -27,8 +27,7 @@ from engine.runs.metrics import (
     fold_name,
 )
 from engine.runs.query import Query, condition_keys, parse_query
-from engine.runs.record_completion import open_run
-from engine.runs.run_row import RunRow, make_row
+from engine.runs.run_row import RunRow, open_run
 
 # A run whose owner has gone may still be deleted, because it never began.
 CRASH_GRACE_SECONDS = 2.0
@@ -104,7 +103,7 @@ class RunWait:
     def _read(self) -> None:
         # A file server may not answer for a while, and a run may be deleted at any moment.
         with suppress(OSError):
-            self.row = make_row(self.folder, *open_run(self.folder))
+            self.row = open_run(self.folder)
 
     def _has_ended(self) -> bool:
         """Whether the run has ended: one that has lost its owner may be restarted at once."""

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from engine.base.codec import replace
 from engine.jobs.command.metric_files import CommandMetrics
 from engine.jobs.command.run_metrics import metrics_of_run
-from engine.runs.comparison import read_run as read_own_run
 from engine.runs.curves import MAX_METRIC_COLUMNS, CurveReader
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.foreign_record import foreign_row
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
-from engine.runs.run_row import RunRow
+from engine.runs.run_row import RunRow, open_run
 from engine.watch.activity import Activity, judge
 from engine.watch.folders import ForeignRun
 
@@ -54,9 +53,9 @@ def as_foreign(run: OpenedRun) -> OpenedRun:
 
 
 def read_run(run: OpenedRun, on_read: OnRead | None = None) -> RunRow:
-    """Read one run for a comparison: its config and its record, or all of a foreign run."""
+    """Read one run for a comparison: its record, or all of a foreign run."""
     if isinstance(run, RunFolder):
-        return read_own_run(run)
+        return open_run(run)
     return describe(read_whole(run, on_read))
 
 

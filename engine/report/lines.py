@@ -17,14 +17,13 @@ from engine.base.text import printable
 from engine.base.ticks import log_ticks, tick_labels
 from engine.report.charts import Chart, MeasuredOn
 from engine.report.foreign_run import OnRead, describe, read_whole
-from engine.runs.comparison import compared_row, read_flat_config
 from engine.runs.curves import MAX_METRIC_COLUMNS, BlockSeries, Curves, XAxis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_source import journal_run
 from engine.runs.metrics import find_metric
-from engine.runs.run_row import RunRow
+from engine.runs.run_row import RunRow, open_run
 from engine.runs.series import FloatArray, Series, mask_nonpositive, mean_and_spread, smooth
 
 if TYPE_CHECKING:
@@ -120,8 +119,8 @@ def read_reported_run(
         return ReportedRun(describe(reader), reader.curves)
     history = History()
     reader = read_whole(journal_run(run, on_event=history.add), max_columns=max_columns)
-    problem = "; ".join(reader.problems) or None
-    row = compared_row(run, history.record(), read_flat_config(run.config), problem)
+    row = open_run(run)
+    row = row._replace(problem=row.problem or "; ".join(reader.problems) or None)
     return OwnRun(row, reader.curves, run, history)
 
 

@@ -8,24 +8,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from engine.base.codec import replace, to_builtins
+from engine.base.codec import to_builtins
 from engine.base.errors import Problem, UsageError
-from engine.base.files import read_bytes
 from engine.config.differences import (
     SEED_KEY,
     KeyDifference,
     changes_results,
     differing_keys,
-    flat_values,
     seed_group_key,
 )
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import RunState
 from engine.runs.metrics import (
     METRICS,
     NO_METRICS,
@@ -37,8 +31,6 @@ from engine.runs.metrics import (
     recorded_metrics,
 )
 from engine.runs.monitor import record_monitor
-from engine.runs.record_completion import open_run
-from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow
 
 MAX_RUNS = 200
@@ -258,34 +250,3 @@ def _seed_groups(runs: Sequence[RunRow]) -> tuple[tuple[int, ...], ...]:
             alike.setdefault((seed_group_key(run.config), size), []).append(index)
     seeds = [None if run.config is None else str(run.config.get(SEED_KEY)) for run in runs]
     return tuple(tuple(group) for group in alike.values() if len({seeds[run] for run in group}) > 1)
-
-
-def read_run(folder: RunFolder) -> RunRow:
-    """Read one run for a comparison: its config and its record. `engine.report.foreign_run` reads a foreign run."""
-    return compared_row(folder, open_run(folder).record, read_flat_config(folder.config))
-
-
-def compared_row(
-    folder: RunFolder,
-    record: RunRecord,
-    stored: tuple[dict[str, Any] | None, str | None],
-    problem: str | None = None,
-) -> RunRow:
-    """Return what a comparison needs of a run: of its record, its config as `read_flat_config` returns it, and why the
-    journal cannot be read."""
-    config, config_problem = stored
-    record, state = replace(record, config=config), folder.state(record.state)
-    return RunRow(folder.name, str(folder.path), state, record, problem=config_problem or problem)
-
-
-def read_flat_config(path: Path) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the stored config as flat values, or why it cannot be read, as a clause."""
-    try:
-        stored = parse_yaml(read_bytes(path, MAX_CONFIG_BYTES).decode(errors="replace"))
-    except OSError as error:
-        return None, f"{path.name} cannot be read: {error.strerror}"
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return None, f"{path.name} is not valid YAML"
-    if not isinstance(stored, dict):
-        return None, f"{path.name} has no sections"
-    return flat_values(stored), None

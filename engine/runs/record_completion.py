@@ -1,6 +1,6 @@
 """Make the record of a run from its journal, where its owner could not: it crashed, or the record is missing.
 
-Whoever opens such a run calls it, to show it or to decide something. Lists do so only for a run without any record.
+`engine.runs.run_row` calls it for whoever opens such a run, and for lists only of a run without any record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from engine.base.codec import replace
 from engine.base.files import config_folder, file_size, is_file
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import RunFolder
 from engine.runs.run_record import (
     NO_RECORD,
     RunRecord,
@@ -26,13 +26,6 @@ from engine.runs.run_record import (
 
 # Reading as much takes a fifth of a second. Longer journals may come from another user.
 MAX_LISTED_JOURNAL_BYTES = 8 << 20
-
-
-class OpenedRun(NamedTuple):
-    """The record of a run, and its state now."""
-
-    record: RunRecord
-    state: RunState
 
 
 class JournalRecord(NamedTuple):
@@ -63,28 +56,22 @@ def read_listed_record(folder: RunFolder) -> JournalRecord:
     return read_journal_record(folder)
 
 
-def open_run(folder: RunFolder) -> OpenedRun:
-    """Return the record of a run, completed from the journal if the owner left it behind, and the state now.
+def completed_record(folder: RunFolder, *, is_owned: bool) -> RunRecord:
+    """Return the record of a run, completed from the journal if the owner left it behind.
 
     A completed record is stored if this user alone can change the folder and no process owns or claims the run."""
-    # First the lock: an owner writes the last record before it releases the lock.
-    is_owned = folder.is_owned()
     stored = find_stored_record(folder)
     if stored is not None and (is_owned or _is_current(folder, *stored)):
-        record = stored.record
-    else:
-        journal_bytes = file_size(folder.journal)
-        record, problem = read_journal_record(folder)
-        record = with_stored_metrics(record, stored and stored.record)
-        if record.started_at is None:
-            # The journal has no event: its owner was killed while it started, or it was deleted.
-            record = record if stored is None else stored.record
-        elif problem is None and not is_owned and folder.is_own:
-            _store(folder, record, journal_bytes, stored)
-    if is_owned and not record.state.live:
-        # It may have ended since.
-        is_owned = folder.is_owned()
-    return OpenedRun(record, folder.state(record.state, is_owned=is_owned))
+        return stored.record
+    journal_bytes = file_size(folder.journal)
+    record, problem = read_journal_record(folder)
+    record = with_stored_metrics(record, stored and stored.record)
+    if record.started_at is None:
+        # The journal has no event: its owner was killed while it started, or it was deleted.
+        return record if stored is None else stored.record
+    if problem is None and not is_owned and folder.is_own:
+        _store(folder, record, journal_bytes, stored)
+    return record
 
 
 def with_stored_metrics(record: RunRecord, stored: RunRecord | None) -> RunRecord:

@@ -18,7 +18,7 @@ from engine.base.units import format_duration
 from engine.runs.claim import MAX_TEXT_CHARS, observe_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.runs.labels import NO_LABELS, RunLabels, read_labels
-from engine.runs.record_completion import read_listed_record
+from engine.runs.record_completion import completed_record, read_listed_record
 from engine.runs.run_config import all_values
 from engine.runs.run_record import (
     DIVERGED,
@@ -34,6 +34,7 @@ UNREADABLE = "unreadable"
 """What lists show in place of the state of a run whose files cannot be read."""
 UNKNOWN_STATE = "unknown"
 """The state of a run that was live when its host was last heard."""
+NO_CONFIG = "config.yaml cannot be read"
 # A live run with a problem of its disk has no news if its record is older than this.
 NO_NEWS_SECONDS = 2.0
 
@@ -50,7 +51,7 @@ class RunRow(NamedTuple):
 
     `has_open_job`: no process owns the run, but its job in a batch system may start it again.
 
-    In a comparison and a report, the config of its record is whole, and `problem` says why its files cannot be read.
+    `problem` says why a part of its files cannot be read.
     """
 
     name: str
@@ -92,9 +93,10 @@ class RunRow(NamedTuple):
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """The config of a run of gputrain, or the parameters of a run with metrics of another program; None if it is
-        unknown."""
-        return (self.record.command_parameters or None) if self.formats else self.record.config
+        """The value of every config key of a training, or the parameters of another program; None if unknown."""
+        if self.formats or self.record.command:
+            return self.record.command_parameters or None
+        return None if self.record.config is None else all_values(self.name, self.record.config)
 
     @property
     def live(self) -> bool:
@@ -142,6 +144,17 @@ def read_row(folder: RunFolder, status: os.stat_result | None = None) -> RunRow 
         return make_row(folder, NO_RECORD, RunState.CRASHED, problem=message, labels=NO_LABELS)
 
 
+def open_run(folder: RunFolder) -> RunRow:
+    """Return the row of a run, whose record is completed from the journal if the owner left it behind."""
+    # First the lock: an owner writes the last record before it releases the lock.
+    is_owned = folder.is_owned()
+    record = completed_record(folder, is_owned=is_owned)
+    if is_owned and not record.state.live:
+        # It may have ended since.
+        is_owned = folder.is_owned()
+    return make_row(folder, record, folder.state(record.state, is_owned=is_owned))
+
+
 def make_row(
     folder: RunFolder,
     record: RunRecord,
@@ -166,6 +179,7 @@ def make_row(
         record=record,
         message=message or (recording_problem(record) if state.live else ""),
         unreadable=problem is not None,
+        problem=NO_CONFIG if record.config is None and not record.command else problem,
         foreign=folder.owner_problem(status),
         tags=labels.tags,
         note=labels.note,

@@ -9,13 +9,13 @@ from engine.runs.control import RequestName, send_request
 from engine.runs.events import CheckpointSaved, ControlEvent, Event, Profiled, RunContinued, RunPaused, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalReader
-from engine.runs.record_completion import open_run
+from engine.runs.run_row import open_run
 
 ANSWERS = (CheckpointSaved, ControlEvent, Profiled, RunContinued, RunPaused, WarningEvent)
 
 
 class SentRequest:
-    """A request to a run. `record` and `state` are those of the run at the last `poll`, at first when it was sent.
+    """A request to a run. `row` is that of the run at the last `poll`, at first when it was sent.
 
     `events` are those of `ANSWERS` that the run has had since it received the request, beginning with that."""
 
@@ -23,7 +23,7 @@ class SentRequest:
         """Send the request; `values` are those of `send_request`. Raises UsageError if this user may not control the
         run."""
         self.folder, self.request = folder, request
-        self.record, self.state = open_run(folder)
+        self.row = open_run(folder)
         self.events: list[Event] = []
         self._journal = JournalReader(folder.journal)
         self._journal.offset = file_size(folder.journal)
@@ -34,9 +34,9 @@ class SentRequest:
         return bool(self.events)
 
     def poll(self) -> None:
-        """Update state and events."""
+        """Update row and events."""
         # The last events of a run that has ended are in its journal.
-        self.record, self.state = open_run(self.folder)
+        self.row = open_run(self.folder)
         for event in self._journal.poll(kinds=ANSWERS):
             is_receipt = isinstance(event, ControlEvent) and event.request == self.request
             if self.was_received or is_receipt or isinstance(event, Profiled):

@@ -25,10 +25,9 @@ from engine.runs.history import History
 from engine.runs.journal import JournalReader, to_line
 from engine.runs.journal_source import JournalPoints
 from engine.runs.ownership import Ownership, _owned_by_another, check_claim
-from engine.runs.record_completion import open_run
 from engine.runs.records import GpuSample
 from engine.runs.run_record import StoredForm, read_back, stored_form
-from engine.runs.run_row import make_row
+from engine.runs.run_row import open_run
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.charts.plot import plot
@@ -106,8 +105,7 @@ def read_run(root: Path) -> None:
     history = run.history()
     read_back(decode(encode(stored_form(history.record())), StoredForm))
     read_row_of_run(root)
-    opened = open_run(run)
-    row = make_row(run, opened.record, opened.state)
+    row = open_run(run)
     json.dumps(to_builtins(row.to_json()))
     for line in (
         *plain_lines(listed_columns([row]), [row]),

@@ -140,6 +140,6 @@ def live_runs(app: GputrainApp) -> list[RunFolder]:
     """Return the live ones of the runs that were opened or started in this session; none of the demo's."""
     if app.demo_notice is not None:
         return []
-    from engine.runs.record_completion import open_run
+    from engine.runs.run_row import open_run
 
-    return [folder for folder in app.opened_runs if open_run(folder).state.live]
+    return [folder for folder in app.opened_runs if open_run(folder).live]

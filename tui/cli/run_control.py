@@ -21,9 +21,8 @@ from engine.runs.events import CheckpointSaved, Profiled, RunContinued, RunPause
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.profile_file import Profile, diagnose_profile, newest_profile, read_profile
-from engine.runs.record_completion import OpenedRun, open_run
 from engine.runs.root import runs_root
-from engine.runs.run_row import claim_message
+from engine.runs.run_row import RunRow, claim_message, open_run
 from engine.runs.sent_request import SentRequest
 from tui.cli.command import command
 from tui.cli.console import print_error, print_json, table_console
@@ -58,21 +57,21 @@ def stop(
 
     cancels_at = time.monotonic() + JOB_GRACE_SECONDS
 
-    def refuse(folder: RunFolder, run: OpenedRun) -> Answer:
+    def refuse(folder: RunFolder, run: RunRow) -> Answer:
         state = run.state
-        if state is RunState.INTERRUPTED and folder.is_own and cancel_interrupted(folder):
+        if state == RunState.INTERRUPTED and folder.is_own and cancel_interrupted(folder):
             return f"is {RunState.STOPPED}"
         if (cancelled := cancel_job(folder)) is not None:
             return cancelled
-        if not state.live and (ended := _stop_survivors(folder)) is not None:
+        if not run.live and (ended := _stop_survivors(folder)) is not None:
             return ended
-        return None if state.live else f"is not running: it is {state}"
+        return None if run.live else f"is not running: it is {state}"
 
     def answer(sent: SentRequest) -> Answer:
-        why = claim_message(sent.folder, sent.state) if sent.state is RunState.CRASHED else ""
-        if sent.state.live and time.monotonic() > cancels_at:
+        why = claim_message(sent.folder, RunState.CRASHED) if sent.row.state == RunState.CRASHED else ""
+        if sent.row.live and time.monotonic() > cancels_at:
             return cancel_job(sent.folder, is_owned=True)
-        return None if sent.state.live else f"is {sent.state}{f': {why}' if why else ''}"
+        return None if sent.row.live else f"is {sent.row.state}{f': {why}' if why else ''}"
 
     found = for_each(runs, lambda name: _find_stoppable(name, runs_dir, trust_owner=trust_owner))
     _send([*{folder.path: folder for folder in found}.values()], "stop", answer, no_wait=no_wait, refuse=refuse)
@@ -114,7 +113,7 @@ def pause(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> None:
 
     def answer(sent: SentRequest) -> Answer:
         # Somebody may continue it at once.
-        if sent.was_received and (sent.state is RunState.PAUSED or sent.has_answered(RunPaused)):
+        if sent.was_received and (sent.row.state == RunState.PAUSED or sent.has_answered(RunPaused)):
             return "is paused"
         return _revoked(sent, "continue")
 
@@ -132,8 +131,8 @@ def continue_runs(*, folders: list[RunFolder], no_wait: NoWaitOption = False) ->
     def answer(sent: SentRequest) -> Answer:
         if sent.has_answered(RunContinued):
             return "is running"
-        if sent.was_received and sent.state.live and sent.state is not RunState.PAUSED:
-            return f"is {sent.state}"
+        if sent.was_received and sent.row.live and sent.row.state != RunState.PAUSED:
+            return f"is {sent.row.state}"
         return _revoked(sent, "pause")
 
     _send(folders, "continue", answer, no_wait=no_wait)
@@ -167,9 +166,9 @@ def checkpoint(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> No
     _send(folders, "checkpoint", answer, no_wait=no_wait)
 
 
-def _not_training(folder: RunFolder, run: OpenedRun) -> Problem | None:
+def _not_training(folder: RunFolder, run: RunRow) -> Problem | None:
     """Return why a run would not answer; None if it would."""
-    if not run.state.live or run.state is RunState.WAITING:
+    if not run.live or run.state == RunState.WAITING:
         return Problem("", f"{folder.name} is not running: it is {run.state}", code="not-running")
     if run.record.command:
         return Problem("", f"{folder.name} runs a command, which can only be stopped", code="not-supported")
@@ -182,7 +181,7 @@ def _send(
     answer: Callable[[SentRequest], Answer],
     *,
     no_wait: bool,
-    refuse: Callable[[RunFolder, OpenedRun], Answer] = _not_training,
+    refuse: Callable[[RunFolder, RunRow], Answer] = _not_training,
 ) -> None:
     """Send a request to runs, and print what `answer` makes of each, or `refuse` of one that gets no request.
 
@@ -198,9 +197,9 @@ def _send(
         return isinstance(found, Problem)
 
     def answer_or_end(sent: SentRequest) -> Answer:
-        if (found := answer(sent)) is not None or sent.state.live:
+        if (found := answer(sent)) is not None or sent.row.live:
             return found
-        return Problem("", f"{sent.folder.name} did not {request}: it is {sent.state}", code="not-running")
+        return Problem("", f"{sent.folder.name} did not {request}: it is {sent.row.state}", code="not-running")
 
     watch_other_hosts(folders)
     problems, sent, has_failed = list[Problem](), list[SentRequest](), False
@@ -309,8 +308,8 @@ def request_profile(folder: RunFolder, steps: int) -> Profiled:
 
     def answer(sent: SentRequest) -> Profiled | None:
         found = next((event for event in sent.events if isinstance(event, Profiled)), None)
-        if found is None and not sent.state.live:
-            fail(f"no profile of {folder.name}: it is {sent.state}", code="not-running")
+        if found is None and not sent.row.live:
+            fail(f"no profile of {folder.name}: it is {sent.row.state}", code="not-running")
         if found is None and time.monotonic() > deadline:
             advice = "the request stays, see it later with --stored"
             fail(f"no profile of {folder.name} within {format_duration(MAX_WAIT_SECONDS)}; {advice}", code="timed-out")
@@ -321,10 +320,10 @@ def request_profile(folder: RunFolder, steps: int) -> Profiled:
     state = run.state
     if run.record.command:
         fail(f"{folder.name} runs a command; only trainings can be profiled", code="not-supported")
-    if state is RunState.WAITING or not state.live:
+    if state == RunState.WAITING or not run.live:
         advice = "take a profile when it trains; those that were taken before are shown with --stored"
         fail(f"{folder.name} is not running: it is {state}; {advice}", code="not-running")
-    if state is RunState.PAUSED:
+    if state == RunState.PAUSED:
         typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
     sent = SentRequest(folder, "profile", steps=steps)
     [(_, event)] = answers([sent], answer)

@@ -82,7 +82,7 @@ def logs(
     """
 
     from engine.runs.batch.job import log_of
-    from engine.runs.record_completion import open_run
+    from engine.runs.run_row import open_run
 
     path, colors = log_of(folder), sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     try:
@@ -95,7 +95,7 @@ def logs(
     for reader in full:
         sys.stdout.writelines(reader.read())
     while True:
-        live = follow and open_run(folder).state.live
+        live = follow and open_run(folder).live
         for text in log.read():
             sys.stdout.write(text)
         sys.stdout.flush()
@@ -126,13 +126,12 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     from engine.base.codec import asdict
     from engine.report.outcome import find_outcome
     from engine.runs.metric_directions import read_directions
-    from engine.runs.record_completion import open_run
-    from engine.runs.run_row import make_row
+    from engine.runs.run_row import open_run
     from tui.screens.tables import fact_lines
     from tui.screens.tables.config import change_lines, config_changes
     from tui.screens.tables.run_facts import run_facts
 
-    row, directions = make_row(folder, *open_run(folder)), read_directions(folder.path.parent)
+    row, directions = open_run(folder), read_directions(folder.path.parent)
     outcome = find_outcome(folder, row, directions)
     if as_json:
         print_json(row.to_json() | asdict(outcome))

@@ -76,7 +76,7 @@ def sync(
         rows = [
             {
                 "run": sync.folder.name,
-                "state": sync.run_state.value,
+                "state": str(sync.run_state),
                 "service": service,
                 "location": sync.location,
                 "steps": sync.sent_step,

@@ -37,9 +37,8 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
-from engine.runs.record_completion import open_run
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
-from engine.runs.run_row import state_message
+from engine.runs.run_row import open_run, state_message
 
 POLL_SECONDS = 1.0
 # The end of a run waits this long for its last message.
@@ -217,10 +216,11 @@ WITHOUT_CHECKPOINT = "supervisor exited unexpectedly; there is no checkpoint to 
 def main(path: Path) -> None:
     """Send the message about the run in a folder, unless its config wants none."""
     folder = RunFolder(path)
-    config, (record, state) = resolve_config(str(folder.config)).config, open_run(folder)
-    if state is not RunState.CRASHED or "crashed" not in config.notify.when or not is_notified(config):
+    config, row = resolve_config(str(folder.config)).config, open_run(folder)
+    record = row.record
+    if row.state != RunState.CRASHED or "crashed" not in config.notify.when or not is_notified(config):
         return
-    sentence = state_message(record, state) if folder.resumable else WITHOUT_CHECKPOINT
+    sentence = state_message(record, RunState.CRASHED) if folder.resumable else WITHOUT_CHECKPOINT
     message = make_message(
         "crashed", sentence, record.host or socket.gethostname(), path, record, resumable=folder.resumable
     )

@@ -16,7 +16,7 @@ from engine.config.queue_section import ANY_END
 from engine.jobs.queue.state import Dependency, is_interrupted, read_queue_state
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
-from engine.runs.record_completion import open_run
+from engine.runs.run_row import open_run
 
 KEY = "queue.after"
 
@@ -88,17 +88,18 @@ class Predecessor:
             raise DependencyError(
                 f"the run {self.dependency.name}, which this run waited for, was deleted", code="run-deleted"
             )
-        name, (record, state) = self.folder.name, open_run(self.folder)
-        if state.live:
+        row = open_run(self.folder)
+        name, state = row.name, row.state
+        if row.live:
             return f"after run {name}, which is {state}"
-        if state is RunState.INTERRUPTED or is_interrupted(self.folder):
+        if state == RunState.INTERRUPTED or is_interrupted(self.folder):
             return f"after run {name}, which was interrupted while it waited; `gputrain queue resume {name}` starts it"
-        if state is RunState.FINISHED or self.dependency.any_end:
+        if state == RunState.FINISHED or self.dependency.any_end:
             return ""
-        if state is RunState.STOPPED:
+        if state == RunState.STOPPED:
             self.is_stopped = True
             return f"after run {name}, which was stopped; `gputrain resume {name}` continues it"
-        cause = f" ({record.message})" if record.message else ""
+        cause = f" ({row.record.message})" if row.record.message else ""
         raise DependencyError(
             f"the run {name}, which this run waited for, {_ENDS[state]}{cause}; to start a run however it ends, use "
             f"--after {name}{ANY_END}",
@@ -106,7 +107,7 @@ class Predecessor:
         )
 
 
-_ENDS = {RunState.FAILED: "failed", RunState.CRASHED: "crashed"}
+_ENDS: dict[str, str] = {RunState.FAILED: "failed", RunState.CRASHED: "crashed"}
 
 
 def _same_folder(folder: RunFolder, dependency: Dependency) -> RunFolder | None:

@@ -29,9 +29,9 @@ from engine.runs.events import RunFinished
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
-from engine.runs.record_completion import open_run
 from engine.runs.recorder import Recorder
 from engine.runs.root import LAST_RUN
+from engine.runs.run_row import open_run
 
 # A supervisor polls once per second.
 APPLY_TIMEOUT_SECONDS = 5.0
@@ -64,9 +64,9 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
         )
     # Says that there is no such run, if there is none. Of a run of others, only the state is read.
     folder = find_run(root, reference, trust_owner=True)
-    state, name = open_run(folder).state, shlex.quote(folder.name)
-    advice = f"`gputrain stop {name}` stops it" if state.live else f"`gputrain resume {name} --queue` queues it again"
-    raise UsageError.one(folder.name, f"is not in the queue: it is {state}", advice, code="wrong-state")
+    row, name = open_run(folder), shlex.quote(folder.name)
+    advice = f"`gputrain stop {name}` stops it" if row.live else f"`gputrain resume {name} --queue` queues it again"
+    raise UsageError.one(folder.name, f"is not in the queue: it is {row.state}", advice, code="wrong-state")
 
 
 def hold(row: QueueRow) -> str:

@@ -38,7 +38,7 @@ CLIENT_DEFAULTS = {
     # The file store is a choice of whoever names a folder as tracking URI.
     "MLFLOW_ALLOW_FILE_STORE": "true",
 }
-STATUSES = {RunState.FINISHED: "FINISHED", RunState.STOPPED: "KILLED"}
+STATUSES: dict[str, str] = {RunState.FINISHED: "FINISHED", RunState.STOPPED: "KILLED"}
 
 
 class MlflowSync(RunSync):
@@ -114,7 +114,7 @@ class MlflowSync(RunSync):
         if self._sent_tag != (tag := f"{figures.step} {self.run_state}"):
             self.send([figures])
         self._client.set_tag(self._run_id, SENT_TAG, tag)
-        self._client.set_tag(self._run_id, "gputrain.state", self.run_state.value)
+        self._client.set_tag(self._run_id, "gputrain.state", str(self.run_state))
         self._client.set_tag(self._run_id, "gputrain.message", message[:MAX_TEXT_CHARACTERS])
         status = STATUSES.get(self.run_state, "FAILED")
         self._client.set_terminated(self._run_id, status, _milliseconds(figures.time))

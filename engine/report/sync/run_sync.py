@@ -17,15 +17,13 @@ from engine.base.errors import CodedError
 from engine.base.files import file_size
 from engine.config.schema import UNSTORED_KEYS
 from engine.report.sync.rows import Row, batches, read_rows
-from engine.runs.comparison import read_flat_config
 from engine.runs.events import RunResumed, RunStarted
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import JournalReader
 from engine.runs.labels import RunLabels, read_labels
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import figures_of
-from engine.runs.record_completion import open_run
-from engine.runs.run_record import RunRecord
+from engine.runs.run_row import RunRow, open_run
 
 # After a kill, the last batch may be sent again.
 BATCH_ROWS = 500
@@ -62,7 +60,7 @@ class RunSync(ABC):
         """URL or folder of the remote run, "" before it is open."""
         self.sent_step = 0
         """Last step that the remote run has."""
-        self.run_state = RunState.STARTING
+        self.run_state: str = RunState.STARTING
         self.complete = False
         """Whether the run has ended, and everything of it is at the service."""
         self.steps_sent = 0
@@ -93,17 +91,18 @@ class RunSync(ABC):
 
         Raises SyncError; the next call then continues with what the remote run has."""
         # First the state and then the journal: that of an ended run is complete.
-        record, self.run_state = open_run(self.folder)
-        ended, size = not self.run_state.live, file_size(self.folder.journal)
-        if size == 0 or (record.values.get("ranks") is None and not ended):
+        row = open_run(self.folder)
+        self.run_state = row.state
+        ended, size = not row.live, file_size(self.folder.journal)
+        if size == 0 or (row.record.values.get("ranks") is None and not ended):
             return ended
-        described = repr((read_flat_config(self.folder.config), read_labels(self.folder)))
+        described = repr((row.record.config, read_labels(self.folder)))
         if (found := repr((size, described, self.run_state))) != self._sent:
             if described != self._described:
                 # The description is sent when the remote run is opened.
                 self.close()
             self._described = described
-            self._use(lambda: self._send(record, ended=ended))
+            self._use(lambda: self._send(row, ended=ended))
             self._sent = found
         self.complete = ended
         return ended
@@ -114,9 +113,9 @@ class RunSync(ABC):
             self._is_open = False
             self._use(self.leave)
 
-    def _send(self, record: RunRecord, *, ended: bool) -> None:
+    def _send(self, row: RunRow, *, ended: bool) -> None:
         if not self._is_open:
-            self._open()
+            self._open(row)
         resumes = JournalReader(self.folder.journal).poll(kinds=(RunResumed,))
         resumed_from = [event.from_step for event in resumes if isinstance(event, RunResumed)]
         rows = read_rows(JournalReader(self.folder.journal).poll(), resumed_from, ended=ended)
@@ -127,15 +126,14 @@ class RunSync(ABC):
             self.sent_step = batch[-1].step
         if ended:
             directions = read_directions(self.folder.path.parent)
-            values = {f"summary/{metric.key}": float(value) for metric, value in figures_of(record, directions)}
-            self.finish(Row(max(self.sent_step, 1), record.updated_at or 0.0, values), record.message)
+            values = {f"summary/{metric.key}": float(value) for metric, value in figures_of(row.record, directions)}
+            self.finish(Row(max(self.sent_step, 1), row.record.updated_at or 0.0, values), row.record.message)
             self._is_open = False
 
-    def _open(self) -> None:
-        config, _ = read_flat_config(self.folder.config)
+    def _open(self, row: RunRow) -> None:
         shown = {
             key: _bounded(value)
-            for key, value in (config or {}).items()
+            for key, value in (row.config or {}).items()
             if value is not None and key not in UNSTORED_KEYS and not key.startswith(PRIVATE_SECTION)
         }
         first, started_at = next(JournalReader(self.folder.journal).poll(), None), None

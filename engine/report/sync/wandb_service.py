@@ -24,7 +24,7 @@ from engine.runs.labels import RunLabels
 DEFAULT_PROJECT = "gputrain"
 # W&B shows a run with this exit code as killed, as after Ctrl-C.
 STOPPED_EXIT_CODE = 255
-EXIT_CODES = {RunState.FINISHED: 0, RunState.STOPPED: STOPPED_EXIT_CODE}
+EXIT_CODES: dict[str, int] = {RunState.FINISHED: 0, RunState.STOPPED: STOPPED_EXIT_CODE}
 LIBRARY_VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", "WANDB_INIT_TIMEOUT": "30"}
 # Nothing about this machine and process: the run may come from another one.
 SETTINGS: dict[str, Any] = {
@@ -105,7 +105,7 @@ class WandbSync(RunSync):
 
     def finish(self, figures: Row, message: str) -> None:
         values = {name.removeprefix("summary/"): value for name, value in figures.metrics.items()}
-        self._run.summary.update(values | {"state": self.run_state.value, "message": message})
+        self._run.summary.update(values | {"state": str(self.run_state), "message": message})
         self._run.finish(exit_code=EXIT_CODES.get(self.run_state, 1))
 
     def leave(self) -> None:

@@ -13,17 +13,16 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
-from engine.config.yaml_io import to_yaml
 from engine.report.page import make_page
-from engine.runs.comparison import read_flat_config
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import Better
+from engine.runs.run_config import changed_values, read_changed_config
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.compared_runs import make_compared_run
 from support.runs.event_factories import make_epoch, make_run_started, make_step
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_run_folder, write_config
 
 HOSTILE = '<script>alert(1)</script> ](x) "quoted" \u202e\x1b[31m'
 URL_ATTRIBUTES = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
@@ -96,7 +95,7 @@ def test_page_loads_nothing_and_runs_nothing(kept_run: RunFolder, tmp_path: Path
 def test_page_shows_hostile_names_as_text(tmp_path: Path) -> None:
     events = (make_run_started(), WarningEvent(time=1.0, message=HOSTILE, code="bad-image"), make_epoch(1))
     run = make_run_folder(tmp_path, "a", *events, RunFinished(time=9.0, state="failed", message=HOSTILE))
-    run.config.write_text(to_yaml({"data": {"path": HOSTILE}}))
+    write_config(run, {"data": {"path": HOSTILE}})
     evaluation = {"epoch": 1, "loss": 1.0, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, 0.5]}
     evaluation |= {"confusion": {"layout": "dense", "rows": [[1, 1], [1, 1]]}}
     classes = [HOSTILE, "cat"]
@@ -142,11 +141,4 @@ def test_repeat_command_resolves_to_the_config_of_the_run(kept_run: RunFolder) -
     command = repeat_command(read_reported_run(kept_run))
     words = shlex.split(command.replace("\\\n", ""))
     resolved = resolve_config(None, words[2:]).config
-    kept_run.config.with_name("again.yaml").write_text(to_yaml(as_stored(resolved)))
-    again, _ = read_flat_config(kept_run.config.with_name("again.yaml"))
-    stored, _ = read_flat_config(kept_run.config)
-    assert again is not None and stored is not None
-    ignored = {"run.name", "run.resume"}
-    assert {key: again[key] for key in again if key not in ignored} == {
-        key: stored[key] for key in stored if key not in ignored
-    }
+    assert changed_values(as_stored(resolved)) == read_changed_config(kept_run.config)

@@ -22,15 +22,16 @@ from engine.report.plot import (
     make_plot,
     write_output,
 )
-from engine.runs.comparison import compare_runs, read_run
+from engine.runs.comparison import compare_runs
 from engine.runs.curves import BlockSeries
 from engine.runs.metrics import Better
+from engine.runs.run_row import open_run
 from engine.runs.series import Series
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.compared_runs import make_compared_run
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_run_folder, write_run_record
 
 
 def test_plot_is_the_same_for_the_same_runs_in_each_format(tmp_path: Path) -> None:
@@ -47,7 +48,8 @@ def test_plot_labels_runs_by_name_and_keys_that_change_the_result(tmp_path: Path
     folders.append(make_compared_run(tmp_path, "_fast", lr=0.4))
     for folder, value in zip(folders, ({}, {"workers": 2}, {"workers": 2, "batch_size": 8}), strict=True):
         folder.config.write_text(f"{folder.config.read_text()}data: {value}\n")
-    comparison = compare_runs([read_run(folder) for folder in folders])
+        write_run_record(folder)
+    comparison = compare_runs([open_run(folder) for folder in folders])
     assert column_labels(comparison, comparison.columns(grouped=True), 99) == [
         "run-0 (2 seeds): batch_size 64, lr 0.00125",
         " _fast: batch_size 8, lr 0.4",

@@ -21,7 +21,7 @@ from engine.runs.claim import is_claimed, read_claim, watch_claims
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.manage import move_to_trash
 from engine.runs.ownership import Ownership, RunTakenOverError, claim_run
-from engine.runs.record_completion import open_run
+from engine.runs.run_row import open_run
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, row_of

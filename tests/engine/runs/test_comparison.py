@@ -8,28 +8,27 @@ from typing import Any
 
 import pytest
 
-from engine.config.yaml_io import to_yaml
-from engine.runs.comparison import MAX_RUNS, Comparison, compare_runs, read_run, spread
+from engine.runs.comparison import MAX_RUNS, Comparison, compare_runs, spread
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS, Better, format_metric
-from engine.runs.run_row import RunRow
+from engine.runs.run_row import RunRow, open_run
 from support.messages import has_problem, raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_run_folder, write_config
 
 END = RunFinished(time=30.0, state="finished")
 
 
 def make_run(root: Path, name: str, *events: Event, **config: dict[str, Any]) -> RunFolder:
     folder = make_run_folder(root, name, *(events or (make_run_started(), make_epoch(1, 0.5), END)))
-    folder.config.write_text(to_yaml(config))
+    write_config(folder, config)
     return folder
 
 
 def compare(*folders: RunFolder) -> Comparison:
-    return compare_runs([read_run(folder) for folder in folders])
+    return compare_runs([open_run(folder) for folder in folders])
 
 
 def test_comparison_lists_the_keys_that_differ_and_nothing_else(tmp_path: Path) -> None:
@@ -106,9 +105,10 @@ def test_comparison_notes_datasets_of_another_size(tmp_path: Path) -> None:
     assert has_problem(compare(make_run(tmp_path, "a"), larger).notes, "not-comparable")
 
 
-def test_comparison_notes_config_that_is_no_yaml(tmp_path: Path) -> None:
+def test_comparison_notes_config_that_neither_record_nor_file_has(tmp_path: Path) -> None:
     broken = make_run(tmp_path, "broken")
     broken.config.write_text("{")
+    broken.summary.unlink()
     comparison = compare(make_run(tmp_path, "a", optim={"lr": 0.5}), broken)
     assert has_problem(comparison.notes, "damaged", "broken", "config.yaml")
     assert comparison.differences == ()
@@ -140,7 +140,7 @@ def test_comparison_shows_own_metrics_with_the_best_in_their_direction(tmp_path:
     runs = []
     for name, gaps in (("a", (0.1, 0.4)), ("b", (0.2, 0.3))):
         epochs = [replace(make_epoch(epoch, 0.5), metrics={"gap": gap}) for epoch, gap in enumerate(gaps, 1)]
-        runs.append(read_run(make_run(tmp_path, name, make_run_started(), *epochs, END)))
+        runs.append(open_run(make_run(tmp_path, name, make_run_started(), *epochs, END)))
     for directions, best, values in (({}, 0, [0.4, 0.3]), ({"gap": Better.LOW}, 0, [0.1, 0.2])):
         comparison = compare_runs(runs, directions).to_dict()
         assert [run["figures"]["best_metrics.gap"] for run in comparison["runs"]] == values

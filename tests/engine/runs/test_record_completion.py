@@ -15,8 +15,9 @@ from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
-from engine.runs.record_completion import open_run, read_journal_record
+from engine.runs.record_completion import read_journal_record
 from engine.runs.run_record import RunRecord, read_run_record, write_summary
+from engine.runs.run_row import open_run
 from support.runs.event_factories import make_command_started, make_epoch, make_run_resumed, make_run_started
 from support.runs.factories import append_events, append_to_journal, make_run_folder
 
@@ -34,9 +35,10 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_record_of_crashed_run_is_completed_and_stored(folder: RunFolder) -> None:
     before = read_run_record(folder)
     assert before is not None and before.values.get("epochs") == 0
-    record, state = open_run(folder)
-    assert (record.values.get("epochs"), record.values.get("val_accuracy"), state) == (1, 0.5, RunState.CRASHED)
-    assert read_run_record(folder) == record == read_journal_record(folder).record
+    row = open_run(folder)
+    values = row.record.values
+    assert (values.get("epochs"), values.get("val_accuracy"), row.state) == (1, 0.5, RunState.CRASHED)
+    assert read_run_record(folder) == row.record == read_journal_record(folder).record
 
 
 def test_session_that_only_the_journal_has_is_found(folder: RunFolder) -> None:
@@ -51,8 +53,8 @@ def test_session_that_only_the_journal_has_is_found(folder: RunFolder) -> None:
 def test_record_of_live_run_is_left_to_its_owner(folder: RunFolder) -> None:
     stored = folder.summary.read_bytes()
     owner = Ownership(folder)
-    record, state = open_run(folder)
-    assert (record.values.get("epochs"), state) == (0, "running")
+    row = open_run(folder)
+    assert (row.record.values.get("epochs"), row.state) == (0, "running")
     assert folder.summary.read_bytes() == stored
     owner.release()
 
@@ -102,8 +104,8 @@ def test_folder_that_is_no_run_gets_no_file(tmp_path: Path) -> None:
 def test_record_of_run_that_was_killed_before_its_first_event_is_kept(folder: RunFolder) -> None:
     folder.summary.write_text(json.dumps({"format": 1, "state": "starting", "started_at": 5.0}))
     folder.journal.write_text("")
-    record, state = open_run(folder)
-    assert (record.started_at, state) == (5.0, "crashed")
+    row = open_run(folder)
+    assert (row.record.started_at, row.state) == (5.0, "crashed")
 
 
 @pytest.mark.parametrize("is_finished", [False, True])
@@ -125,6 +127,6 @@ def test_record_of_crashed_command_keeps_its_metrics(tmp_path: Path) -> None:
     assert stored is not None
     write_summary(run.summary, replace(stored, values=stored.values | {"step": 7, "metrics.loss": 0.5}))
     append_to_journal(run, to_line(RunFinished(time=2.0, state="failed", exit_code=3)) + "\n")
-    record, state = open_run(run)
-    assert (record.exit_code, state) == (3, RunState.FAILED)
-    assert (record.values["step"], record.values["metrics.loss"]) == (7, 0.5)
+    row = open_run(run)
+    assert (row.record.exit_code, row.state) == (3, RunState.FAILED)
+    assert (row.record.values["step"], row.record.values["metrics.loss"]) == (7, 0.5)

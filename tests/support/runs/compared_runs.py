@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from engine.config.yaml_io import to_yaml
 from engine.runs.events import Event, RunFinished, StepEvent
 from engine.runs.folder import RunFolder
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_run_folder, write_config
 
 STEPS_PER_EPOCH, LOG_EVERY = 50, 10
 
@@ -18,7 +17,7 @@ STEPS_PER_EPOCH, LOG_EVERY = 50, 10
 def make_compared_run(root: Path, name: str, *, seed: int = 0, lr: float = 0.1, epochs: int = 4) -> RunFolder:
     """Create a finished run whose curves differ with the seed, and more with the learning rate."""
     folder = make_run_folder(root, name, *compared_events(seed, lr, epochs))
-    folder.config.write_text(to_yaml({"run": {"name": name, "seed": seed}, "optim": {"lr": lr}}))
+    write_config(folder, {"run": {"name": name, "seed": seed}, "optim": {"lr": lr}})
     return folder
 
 

@@ -63,6 +63,12 @@ def write_run_record(folder: RunFolder) -> None:
     write_summary(folder.summary, read_journal_record(folder).record)
 
 
+def write_config(folder: RunFolder, config: dict[str, Any]) -> None:
+    """Write the config of a run, and its record."""
+    folder.config.write_text(to_yaml(config))
+    write_run_record(folder)
+
+
 def make_row(name: str, state: str, folder: str | None = None, **fields: Any) -> RunRow:
     """Row of a run; `fields` are those of the row and of its record."""
     own = {key: fields.pop(key) for key in RunRow._fields if key in fields}

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from engine.base.codec import replace
-from engine.config.yaml_io import to_yaml
 from engine.runs.command_events import CodeChanged, CodeRecorded
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
@@ -15,7 +14,7 @@ from engine.runs.journal import to_line
 from engine.runs.records import CodeSummary
 from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder, write_run_record
+from support.runs.factories import make_run_folder, write_config, write_run_record
 from support.runs.trained_run import call
 
 
@@ -26,7 +25,7 @@ def three_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, (name, lr) in enumerate((("alpha", 0.1), ("beta", 0.1), ("gamma", 0.5))):
         events = [make_run_started(), make_epoch(1, 0.7 + 0.1 * number), RunFinished(time=20.0, state="finished")]
         folder = make_run_folder(tmp_path, name, *events)
-        folder.config.write_text(to_yaml({"run": {"seed": number}, "optim": {"lr": lr}}))
+        write_config(folder, {"run": {"seed": number}, "optim": {"lr": lr}})
     return tmp_path
 
 
@@ -59,7 +58,7 @@ def test_compare_prints_a_row_a_run_and_columns_that_do_not_fit_below(
 
 
 def test_compare_notes_other_datasets_on_stderr(three_runs: Path) -> None:
-    (three_runs / "beta/config.yaml").write_text("data: {dataset: fake}")
+    write_config(RunFolder(three_runs / "beta"), {"data": {"dataset": "fake"}})
     result = call("compare", "alpha", "beta")
     assert "different datasets" in result.stderr
     assert "different datasets" not in result.stdout

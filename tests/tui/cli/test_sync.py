@@ -13,7 +13,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from support.gputrain_command import Gputrain
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
-from support.runs.factories import append_events, make_losses, make_run_folder, write_labels
+from support.runs.factories import append_events, make_losses, make_run_folder, write_config, write_labels
 from support.servers.fake_wandb_server import API_KEY, fake_wandb_server
 from support.servers.remote_runs import mlflow_runs, wandb_history, wandb_records
 from tui.cli.main import app
@@ -21,12 +21,12 @@ from tui.cli.main import app
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
 # Without a service there, the library that uses it fails.
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SERVICE": "3-1-unix-/gone"}
-CONFIG = "optim: {lr: 0.1, name: sgd}\n"
+CONFIG = {"optim": {"lr": 0.1, "name": "sgd"}}
 
 
 def make_run(gputrain: Gputrain, name: str, *events: Event) -> RunFolder:
     folder = make_run_folder(gputrain.runs, name, *events)
-    folder.config.write_text(CONFIG)
+    write_config(folder, CONFIG)
     return folder
 
 

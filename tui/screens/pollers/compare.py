@@ -1,6 +1,6 @@
 """A thread that reads several runs for `tui.screens.compare`, and follows those that train.
 
-First it reads configs and records, then the curves of one run after the other.
+First it reads records, then the curves of one run after the other.
 """
 
 from __future__ import annotations
@@ -9,26 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from engine.base.files import FileStamp, find_file_stamp
 from engine.jobs.command.metric_files import CommandMetrics
 from engine.jobs.command.run_metrics import MetricsFinder
 from engine.report.foreign_run import describe, find_state
-from engine.runs.comparison import (
-    Comparison,
-    compare_runs,
-    compared_row,
-    read_flat_config,
-)
+from engine.runs.comparison import Comparison, compare_runs
 from engine.runs.curves import MAX_METRIC_COLUMNS, MIN_METRIC_COLUMNS, CurveReader, Curves
 from engine.runs.find import OpenedRun
 from engine.runs.folder import LIVE_STATES, RunFolder
 from engine.runs.journal_source import journal_run
 from engine.runs.metric_directions import read_directions
 from engine.runs.metrics import NO_METRICS
-from engine.runs.record_completion import open_run
-from engine.runs.run_row import RunRow
+from engine.runs.run_row import RunRow, open_run
 from engine.watch.activity import Activity
 from tui.screens.pollers.run import SLICE_PAUSE_SECONDS
 from tui.screens.pollers.watched import Poller
@@ -58,12 +51,12 @@ class ReadRun:
         return self.described.state == Activity.GROWING or self.described.state in LIVE_STATES
 
 
-_Stamps = tuple[FileStamp | None, FileStamp | None, FileStamp | None]
+_Stamps = tuple[FileStamp | None, FileStamp | None]
 
 
 def _stamps(folder: RunFolder) -> _Stamps:
     # The owner replaces its record and `owner.json` while the run is live, and when it ends.
-    return find_file_stamp(folder.summary), find_file_stamp(folder.config), find_file_stamp(folder.owner)
+    return find_file_stamp(folder.summary), find_file_stamp(folder.owner)
 
 
 class _Follower:
@@ -76,7 +69,6 @@ class _Follower:
         self._reader = CurveReader(journal_run(run) if isinstance(run, RunFolder) else run, max_columns)
         self.state = ReadRun(run, foreign=None if self._folder is None else self._folder.owner_problem())
         self._described_stamps: _Stamps | None = None
-        self._stored: tuple[FileStamp | None, tuple[dict[str, Any] | None, str | None]] | None = None
 
     @property
     def has_more(self) -> bool:
@@ -90,15 +82,12 @@ class _Follower:
         return self.state != before
 
     def _describe_own(self, before: ReadRun, folder: RunFolder) -> ReadRun:
-        """Read config and record if they may have changed."""
+        """Read the record if it may have changed."""
         stamps, is_missing = _stamps(folder), not folder.path.is_dir()
         is_known = stamps == self._described_stamps and not before.is_missing and not before.is_live
         described = before.described
         if described is None or not (is_missing or is_known):
-            self._described_stamps, config = stamps, stamps[1]
-            if self._stored is None or self._stored[0] != config:
-                self._stored = (config, read_flat_config(folder.config))
-            described = compared_row(folder, open_run(folder).record, self._stored[1])
+            self._described_stamps, described = stamps, open_run(folder)
         return replace(before, described=described, is_missing=is_missing)
 
     def _describe(self, before: ReadRun) -> ReadRun:

@@ -25,9 +25,9 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_source import MAX_STEP_COLUMNS, JournalSource, journal_run
 from engine.runs.log import log_files, pending_file, read_pending
-from engine.runs.record_completion import open_run, with_stored_metrics
+from engine.runs.record_completion import with_stored_metrics
 from engine.runs.run_record import read_run_record
-from engine.runs.run_row import RunRow, make_row, read_row
+from engine.runs.run_row import RunRow, make_row, open_run, read_row
 from engine.watch.activity import Activity, judge
 from engine.watch.folders import ForeignRun
 from engine.watch.log_file import find_log_file

@@ -12,7 +12,7 @@ from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
-from support.runs.factories import append_events, make_losses, make_run_folder, write_labels
+from support.runs.factories import append_events, make_losses, make_run_folder, write_config, write_labels
 from support.servers.remote_runs import mlflow_points, mlflow_runs
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
@@ -52,7 +52,7 @@ def steps_of(points: dict[str, list[tuple[int, float]]], name: str = "train/loss
 def test_finished_run_has_name_params_figures_and_each_step_once(uri: str, tmp_path: Path) -> None:
     events = [make_run_started(5.0), make_losses(1, 10), make_epoch(1), make_losses(11, 20), make_epoch(2), FINISHED]
     folder = make_run_folder(tmp_path / "runs", "flowers-1", *events)
-    folder.config.write_text("optim: {lr: 0.1, name: sgd}\nrun: {epochs: 2, name: null}\nnotify: {urls: [secret]}\n")
+    write_config(folder, {"optim": {"lr": 0.1}, "run": {"epochs": 2}, "notify": {"urls": ["secret"]}})
     sync = sync_once(folder)
     assert (sync.run_state, sync.steps_sent) == ("finished", 20)
     [run] = mlflow_runs(uri)
@@ -108,9 +108,9 @@ def test_resume_continues_remote_run_after_the_steps_that_were_sent(uri: str, tm
 
 def test_changed_value_and_labels_reach_remote_run(uri: str, tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 5), FINISHED)
-    folder.config.write_text("run: {epochs: 2}\n")
+    write_config(folder, {"run": {"epochs": 2}})
     sync_once(folder)
-    folder.config.write_text("run: {epochs: 3}\n")
+    write_config(folder, {"run": {"epochs": 3}})
     write_labels(folder, RunLabels(tags=("night",), note="keep"))
     assert sync_once(folder).steps_sent == 0
     [run] = mlflow_runs(uri)
