@@ -62,13 +62,12 @@ def find_outcome(folder: RunFolder, row: RunRow, directions: Mapping[str, Better
 def _find_failure(folder: RunFolder, row: RunRow) -> RunFailure:
     # Events take 20 ms to import, and few runs fail.
     from engine.base.colors import without_colors
-    from engine.runs.command_events import CommandStarted
-    from engine.runs.events import RankFailed, RunStarted, SessionStarted
-    from engine.runs.journal import JournalFollower
+    from engine.runs.events import RankFailed, SessionStarted
+    from engine.runs.journal import SESSION_TYPES, JournalReader
     from engine.train.distributed.aborts import read_log_tail
 
     found: RankFailed | None = None
-    for event in JournalFollower(folder.journal, (RankFailed, RunStarted, CommandStarted)).events():
+    for event in JournalReader(folder.journal).poll(kinds=(RankFailed, *SESSION_TYPES)):
         if isinstance(event, RankFailed):
             found = event
         elif isinstance(event, SessionStarted):

@@ -131,12 +131,10 @@ class JournalSource:
     def __init__(
         self,
         path: Path,
-        kinds: tuple[type[Event], ...] = (),
         on_event: Callable[[Event], object] = lambda event: None,
         on_replaced: Callable[[], object] = lambda: None,
     ) -> None:
-        """With `kinds`, a long journal is read as `JournalFollower` does."""
-        self._journal, self._on_event, self._on_replaced = JournalFollower(path, kinds), on_event, on_replaced
+        self._journal, self._on_event, self._on_replaced = JournalFollower(path), on_event, on_replaced
         self._points = JournalPoints()
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
@@ -159,10 +157,9 @@ class JournalSource:
 
 def journal_run(
     folder: RunFolder,
-    kinds: tuple[type[Event], ...] = (),
     on_event: Callable[[Event], object] = lambda event: None,
     on_replaced: Callable[[], object] = lambda: None,
 ) -> ForeignRun:
     """Return a run whose only log is its journal, for `CurveReader`."""
-    log = Log("journal", (folder.journal,), lambda: JournalSource(folder.journal, kinds, on_event, on_replaced))
+    log = Log("journal", (folder.journal,), lambda: JournalSource(folder.journal, on_event, on_replaced))
     return ForeignRun(folder.name, folder.path, (log,), str(folder.path))

@@ -138,10 +138,10 @@ class RunPoller(Poller):
             state = self._state = StateReader(run)
             if has_command(run):
                 self._metrics = MetricsFinder(run)
-                self._journal = JournalSource(run.journal, (), state.add, state.begin)
+                self._journal = JournalSource(run.journal, state.add, state.begin)
                 self._follow(self._metrics.find())
             else:
-                self._follow(journal_run(run, (), state.add, state.begin), MAX_STEP_COLUMNS)
+                self._follow(journal_run(run, state.add, state.begin), MAX_STEP_COLUMNS)
         self.changed_at = 0.0
         """When a log was last written, in Unix seconds; 0 before the first poll, and if all logs are gone."""
         self.log_file: Path | None = None
