@@ -148,8 +148,8 @@ def make_page(
     runs = [read_reported_run(run, PAGE_COLUMNS, on_read) for run in found]
     comparison = compare_runs([run.row for run in runs], directions)
     columns = comparison.columns(grouped=True)
-    charts, more_charts = curve_charts([[runs[run] for run in column.runs] for column in columns])
-    letters = {run: letter for letter, column in zip(ascii_uppercase, columns, strict=False) for run in column.runs}
+    charts, more_charts = curve_charts([[runs[run] for run in column] for column in columns])
+    letters = {run: letter for letter, column in zip(ascii_uppercase, columns, strict=False) for run in column}
     names = [run.row.name for run in runs]
     page: str = environment.get_template(TEMPLATE).render(
         title=", ".join(names) if len(names) <= MAX_TITLE_RUNS else pluralize(len(names), "run"),
@@ -214,12 +214,12 @@ def _view(run: ReportedRun, metrics: Sequence[Metric]) -> dict[str, Any]:
 
 def _legend_entry(names: Sequence[str], column: RunGroup, index: int) -> dict[str, str]:
     """Return a line of the charts: letter, color, dashes as SVG has them, and what it shows."""
-    shown = ", ".join(names[run] for run in column.runs)
+    shown = ", ".join(names[run] for run in column)
     return {
         "letter": ascii_uppercase[index],
         "color": COLORS[index % len(COLORS)],
         "dashes": " ".join(f"{length * 1.5:g}" for length in dashes(index)),
-        "text": f"mean ± standard deviation of {shown} (seeds)" if column.is_group else shown,
+        "text": f"mean ± standard deviation of {shown} (seeds)" if len(column) > 1 else shown,
     }
 
 
@@ -239,8 +239,8 @@ def metric_table(comparison: Comparison, columns: Sequence[RunGroup]) -> Table[i
 
     heads = [
         Column[int]("letter", "", lambda row: ascii_uppercase[row]),
-        Column("name", "run", lambda row: joined(comparison.runs[run].name for run in columns[row].runs)),
-        Column("state", "state", lambda row: joined(comparison.runs[run].state for run in columns[row].runs)),
+        Column("name", "run", lambda row: joined(comparison.runs[run].name for run in columns[row])),
+        Column("state", "state", lambda row: joined(comparison.runs[run].state for run in columns[row])),
     ]
     heads += [
         Column(metric.key, metric.label, partial(cell, metric, comparison.best_columns(columns, metric)))

@@ -142,7 +142,7 @@ def make_plot(
     for note in comparison.notes:
         warn(note)
     columns = comparison.columns(grouped=True)
-    groups = [[runs[index] for index in column.runs] for column in columns]
+    groups = [[runs[index] for index in column] for column in columns]
     panels = [find_chart(key, options.directions) for key in _panel_keys(runs, options.metrics)]
     lines = [chart_lines(panel, groups, axis, SMOOTHING) for panel in panels]
     for panel, drawn in zip(panels, lines, strict=True):
@@ -220,15 +220,15 @@ def column_labels(comparison: Comparison, columns: Sequence[RunGroup], max_chara
     """
     labels = []
     for column in columns:
-        first, run = column.runs[0], comparison.runs[column.runs[0]]
+        first, run = column[0], comparison.runs[column[0]]
         words = [
             f"{_key_name(difference.key)} {_value(difference.values[first])}"
             for difference in comparison.differences
             if has_key(run, difference.key)
             # In a group, the seeds differ.
-            and all(len({_value(difference.values[run]) for run in other.runs}) == 1 for other in columns)
+            and all(len({_value(difference.values[run]) for run in other}) == 1 for other in columns)
         ]
-        name = f"{run.name} ({len(column.runs)} seeds)" if column.is_group else run.name
+        name = f"{run.name} ({len(column)} seeds)" if len(column) > 1 else run.name
         labels.append(shortened(f"{name}: {', '.join(words)}" if words else name, max_characters))
     return labels
 

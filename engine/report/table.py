@@ -136,11 +136,9 @@ def text_cells(columns: Iterable[Column[Row]], row: Row) -> tuple[str, ...]:
     return tuple(line_text(column.spans(row)) for column in columns)
 
 
-def plain_lines(columns: Iterable[Column[Row]], rows: Sequence[Row], width: int | None = None) -> list[str]:
-    """Return the titles and the rows as text; without a `width`, every cell in full."""
-    if width is None:
-        columns, width = [replace(column, max_width=0) for column in columns], NO_LIMIT
-    table = fit(columns, rows, width)
+def plain_lines(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> list[str]:
+    """Return the titles and the rows as text, with every cell in full."""
+    table = fit([replace(column, max_width=0) for column in columns], rows, NO_LIMIT)
     return [line_text(line) for line in (table.header(), *(table.line(row) for row in rows))]
 
 

@@ -53,16 +53,9 @@ class Spread:
     count: int
 
 
-@dataclass(frozen=True)
-class RunGroup:
-    """What a table shows side by side: one run, or a group of runs that differ in the seed alone. `runs` are indices
-    into `Comparison.runs`."""
-
-    runs: tuple[int, ...]
-
-    @property
-    def is_group(self) -> bool:
-        return len(self.runs) > 1
+RunGroup = tuple[int, ...]
+"""What a table shows side by side: one run, or runs that differ in the seed alone, as indices into `Comparison.runs`.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class Comparison:
     runs: tuple[RunRow, ...]
     metrics: tuple[Metric, ...]
     differences: tuple[KeyDifference, ...]
-    seed_groups: tuple[tuple[int, ...], ...]
+    seed_groups: tuple[RunGroup, ...]
     notes: tuple[Problem, ...]
     monitor: Metric | None = None
 
@@ -82,9 +75,7 @@ class Comparison:
         """Return a column for each run, or for each group and each other run, in the order of their first runs."""
         groups = {group[0]: group for group in self.seed_groups} if grouped else {}
         members = {run for group in groups.values() for run in group}
-        return [
-            RunGroup(groups.get(run, (run,))) for run in range(len(self.runs)) if run in groups or run not in members
-        ]
+        return [groups.get(run, (run,)) for run in range(len(self.runs)) if run in groups or run not in members]
 
     @property
     def shown_metrics(self) -> list[Metric]:
@@ -98,7 +89,7 @@ class Comparison:
 
     def value(self, column: RunGroup, metric: Metric) -> Spread | None:
         """Return the mean and spread of a metric over the runs of a column; None if it is unknown."""
-        return spread(metric.of_run(self.runs[run].record) for run in column.runs)
+        return spread(metric.of_run(self.runs[run].record) for run in column)
 
     def best_columns(self, columns: Sequence[RunGroup], metric: Metric) -> set[int]:
         """Return the indices of the columns with the best value. Empty if all look the same, or fewer than two are
@@ -108,7 +99,7 @@ class Comparison:
         """
         values: dict[int, float] = {}
         for index, column in enumerate(columns):
-            finished = all(self.runs[run].state == RunState.FINISHED for run in column.runs)
+            finished = all(self.runs[run].state == RunState.FINISHED for run in column)
             value = self.value(column, metric)
             if value is not None and (finished or metric.key != "seconds"):
                 values[index] = value.mean
@@ -141,9 +132,7 @@ class Comparison:
             "baseline": None if baseline is None else self.runs[baseline].name,
             "config": {difference.key: list(difference.values) for difference in self.differences},
             "best": best,
-            "seed_groups": [
-                {"runs": list(group), "figures": self._group_metrics(RunGroup(group))} for group in self.seed_groups
-            ],
+            "seed_groups": [{"runs": list(group), "figures": self._group_metrics(group)} for group in self.seed_groups],
             "notes": list(map(str, self.notes)),
         }
 

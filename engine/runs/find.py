@@ -67,15 +67,6 @@ def find_any_runs(root: Path, reference: str, *, trust_owner: bool = False) -> l
     return [*foreign]
 
 
-def _exists(path: Path) -> bool:
-    """Whether there is anything at a path; False also if it is inaccessible or too long."""
-    try:
-        path.stat()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def is_prefix_of(run: RunFolder, reference: str) -> bool:
     """Whether a run was found by the beginning of its name."""
     if reference == LAST_RUN or "/" in reference:
@@ -160,7 +151,7 @@ def _find_own_run(root: Path, reference: str, *, trust_owner: bool, reads: bool)
         return _checked(same[0], trust_owner=trust_owner)
     if is_run_folder(path):
         return _checked(RunFolder(path), trust_owner=trust_owner)
-    if "/" in reference and not _exists(path):
+    if "/" in reference and not os.path.lexists(path):
         return UsageError.one(reference, "there is no such path", code="not-found")
     if is_name and os.path.lexists(root / reference):
         # Its name must not mean another run.

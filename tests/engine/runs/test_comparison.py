@@ -44,8 +44,8 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path: Path) -> Non
     other = make_run(tmp_path, "other", optim={"lr": 0.2})
     comparison = compare(runs[0], other, *runs[1:])
     assert comparison.seed_groups == ((0, 2, 3),)
-    assert [column.runs for column in comparison.columns(grouped=True)] == [(0, 2, 3), (1,)]
-    assert [column.runs for column in comparison.columns(grouped=False)] == [(0,), (1,), (2,), (3,)]
+    assert comparison.columns(grouped=True) == [(0, 2, 3), (1,)]
+    assert comparison.columns(grouped=False) == [(0,), (1,), (2,), (3,)]
 
 
 def test_seeds_with_another_global_batch_are_no_group(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ class ComparedRun:
 
 def column_name(comparison: Comparison, column: RunGroup) -> str:
     """Return the name of a run, or of the first run of a group and the number of its runs."""
-    name = printable(comparison.runs[column.runs[0]].name)
-    return f"{name} ×{len(column.runs)}" if column.is_group else name
+    name = printable(comparison.runs[column[0]].name)
+    return f"{name} ×{len(column)}" if len(column) > 1 else name
 
 
 def compared_values(
@@ -101,13 +101,13 @@ def compared_values(
 def _texts(
     comparison: Comparison, columns: Sequence[RunGroup], label: str, text: Callable[[int], str]
 ) -> ComparedValue:
-    cells = tuple(_joined(map(text, column.runs)) for column in columns)
+    cells = tuple(_joined(map(text, column)) for column in columns)
     return ComparedValue(label, cells, cells)
 
 
 def _compared_key(comparison: Comparison, columns: Sequence[RunGroup], difference: KeyDifference) -> ComparedValue:
     texts = _texts(comparison, columns, difference.key, partial(_config_text, comparison, difference))
-    values = tuple(difference.values[column.runs[0]] for column in columns)
+    values = tuple(difference.values[column[0]] for column in columns)
     return ComparedValue(difference.key, texts.cells, values, is_config=True)
 
 
@@ -179,7 +179,7 @@ def format_comparison(
         marks = tuple("yes" if index == baseline else "" for index in range(len(columns)))
         values.insert(0, ComparedValue(BASELINE_LABEL, marks, marks))
     parts = _printed(comparison, columns, values, width, transposed)
-    if groups := [column for column in comparison.columns(grouped=True) if column.is_group]:
+    if groups := [column for column in comparison.columns(grouped=True) if len(column) > 1]:
         values_of_groups = compared_values(comparison, groups)
         parts += ["", SPREAD_NOTE, *_printed(comparison, groups, values_of_groups, width, transposed)]
     if any(value.best for value in values):
