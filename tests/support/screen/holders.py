@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.gpus.snapshot import GpuProcess, Measurement
+from engine.gpus.snapshot import GpuProcess, Measurement, Snapshot
 from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW, FrozenGpuFeed, demo_snapshot
 
@@ -24,6 +24,10 @@ def make_holder(pid: int, user: str, command: str, gib: int, idle_s: float, **fi
 
 
 def holder_feed() -> FrozenGpuFeed:
+    return FrozenGpuFeed(holder_snapshot())
+
+
+def holder_snapshot() -> Snapshot:
     """Return the GPUs of the demo. Two idle processes hold the first one."""
     snapshot = demo_snapshot(FROZEN_NOW)
     processes = (
@@ -33,4 +37,4 @@ def holder_feed() -> FrozenGpuFeed:
     )
     idle = {"util": Measurement(0, FROZEN_NOW, unit="%"), "memory_used": Measurement(73 << 30, FROZEN_NOW, unit="B")}
     first = replace(snapshot.gpus[0], processes=Measurement(processes, FROZEN_NOW), runs=(), **idle)
-    return FrozenGpuFeed(replace(snapshot, gpus=(first, *snapshot.gpus[1:])))
+    return replace(snapshot, gpus=(first, *snapshot.gpus[1:]))

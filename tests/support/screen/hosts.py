@@ -11,7 +11,7 @@ from engine.runs.run_row import RunRow
 from support.replace import replace
 from support.runs.factories import make_row
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot
-from support.screen.holders import holder_feed
+from support.screen.holders import holder_snapshot
 
 
 class FrozenHosts(HostWatch):
@@ -32,7 +32,7 @@ class FrozenHosts(HostWatch):
 
 def make_reading(name: str, gpus: int = 8, *rows: RunRow, model: str = "NVIDIA H100 80GB HBM3") -> HostReading:
     """Return the reading of a host with some of the GPUs of the demo, whose first one is held by idle processes."""
-    snapshot = holder_feed().snapshot
+    snapshot = holder_snapshot()
     shown = [
         replace(gpu, name=Measurement(model, FROZEN_NOW), run_owners=dict.fromkeys(gpu.runs, "alice"))
         for gpu in snapshot.gpus[:gpus]

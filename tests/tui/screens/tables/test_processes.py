@@ -7,12 +7,12 @@ import pytest
 from engine.gpus.snapshot import Measurement
 from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW
-from support.screen.holders import holder_feed, make_holder
+from support.screen.holders import holder_snapshot, make_holder
 from tui.charts.history import GpuLoads
 from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView
 from tui.screens.tables.processes import gpu_matches, list_gpu_processes, process_lines
 
-SNAPSHOT = holder_feed().snapshot
+SNAPSHOT = holder_snapshot()
 
 
 def test_processes_are_sorted_by_gpu_or_the_largest_value_first() -> None:

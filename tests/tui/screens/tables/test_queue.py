@@ -13,7 +13,7 @@ from engine.jobs.queue.listing import QueueRow, RowState, describe_wait, list_qu
 from engine.report.table import fit, line_width, plain_lines
 from support.gpu.reservations import make_reservation
 from support.replace import replace
-from support.screen.holders import holder_feed
+from support.screen.holders import holder_snapshot
 from tui.screens.tables.queue import (
     PLAIN_COLUMNS,
     SCREEN_COLUMNS,
@@ -89,7 +89,7 @@ def test_queue_table_fits_width_and_keeps_name_and_what_blocks(width: int) -> No
 
 def test_queued_runs_say_who_holds_gpus_and_when_they_are_expected_to_start() -> None:
     # GPUs 2 and 3 are free.
-    gpus = [replace(gpu, runs=("mine",)) if gpu.index == 1 else gpu for gpu in holder_feed().snapshot.gpus[:4]]
+    gpus = [replace(gpu, runs=("mine",)) if gpu.index == 1 else gpu for gpu in holder_snapshot().gpus[:4]]
     devices = queue_devices(gpus, None, {"mine": 600.0})
     rows = [make_row("a", gpus="free:2"), make_row("b", gpus="1,3", share=4), make_row("c", gpus="0")]
     first, second, third = queued_runs(rows, devices, {})
@@ -132,7 +132,7 @@ def test_queued_run_that_waits_for_no_gpu_says_what_for_in_a_word(
 @pytest.mark.parametrize("width", [20, 60, 250])
 @pytest.mark.parametrize("is_wide", [True, False], ids=["beside", "below"])
 def test_strip_of_gpus_fits_width_and_says_who_holds_each_and_until_when(width: int, *, is_wide: bool) -> None:
-    devices = queue_devices(holder_feed().snapshot.gpus, ["花朵" * 30], {"fashion-17": 600.0})
+    devices = queue_devices(holder_snapshot().gpus, ["花朵" * 30], {"fashion-17": 600.0})
     lines = strip_lines(devices, width, is_wide=is_wide)
     assert max(line.cell_len for line in lines) <= width
     if width > 60:
