@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import pickle
@@ -21,7 +20,6 @@ from engine.base.errors import UsageError, did_you_mean
 from engine.base.files import exclusive_lock
 from engine.base.libraries import import_library
 from engine.base.text import list_names
-from engine.base.trust import foreign_path_reason
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.runs.checkpoint_files import (
@@ -262,7 +260,6 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
         )
     default: Any = offered["DEFAULT"]
     with _download_errors(name, default.url, _copy_to_hub(default.url)), download_lock(default.url), _weights_only():
-        _check_cached_weights(default.url)
         # Built by torchvision itself, because it renames the entries of some files.
         model = models.get_model(name, weights=default, progress=False)
     state = model.state_dict()
@@ -293,28 +290,6 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
     with _download_errors(name, address, offline), download_lock(url), _weights_only():
         model = timm.create_model(name, pretrained=True, **img_size_kwargs)
     return dict(model.state_dict())
-
-
-def _check_cached_weights(url: str) -> None:
-    """Raise UsageError if a file in torch.hub's folder can be changed by other users and is not the published one."""
-    path = _hub_path(url)
-    try:
-        reason = foreign_path_reason(path)
-        if reason is None:
-            return
-        # Names of published files contain the beginning of their SHA-256.
-        published = torch.hub.HASH_REGEX.search(path.name)
-        with path.open("rb") as file:
-            is_published = published and hashlib.file_digest(file, "sha256").hexdigest().startswith(published[1])
-    except FileNotFoundError:
-        return
-    if not is_published:
-        raise UsageError.one(
-            "model.weights",
-            f"the weights in {path} are not used: the file {reason} and is not the published one",
-            "delete it, or set TORCH_HOME to a folder of your own",
-            code="foreign-writable",
-        )
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import os
 import pickle
 import threading
@@ -18,7 +16,6 @@ from torch import Tensor, nn
 from torchvision import models
 
 from engine.base.errors import UsageError
-from engine.base.trust import foreign_reason
 from engine.config.loader import validate_config
 from engine.config.schema import Config
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS
@@ -216,24 +213,6 @@ def test_pretrained_weights_run_no_pickled_code(
         load(build(3, name="resnet18", options={}), name="resnet18", options={}, weights="pretrained")
     assert not (tmp_path / "planted").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
-
-
-def test_pretrained_weights_of_other_user_must_be_published_ones(
-    torch_hub_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = torch_hub_cache / "resnet18-f37072fd.pth"
-    torch.save(models.resnet18().state_dict(), stored)
-    stored.chmod(0o666)
-    model = build(3, name="resnet18", options={})
-    with raises_problem("foreign-writable", "model.weights", f" {stored} ", foreign_reason(stored.stat())):
-        load(model, name="resnet18", options={}, weights="pretrained")
-    # The name contains the beginning of the checksum.
-    checksum = hashlib.sha256(stored.read_bytes()).hexdigest()[:8]
-    default = models.get_model_weights("resnet18")["DEFAULT"]
-    url = f"https://example.org/resnet18-{checksum}.pth"
-    monkeypatch.setattr(default, "_value_", dataclasses.replace(default.value, url=url))
-    stored.rename(torch_hub_cache / f"resnet18-{checksum}.pth")
-    assert load(model, name="resnet18", options={}, weights="pretrained").num_loaded == 100
 
 
 def test_pretrained_vit_weights_are_resized_to_image_size(torch_hub_cache: Path) -> None:
