@@ -1,18 +1,10 @@
-"""Memory of a rank: freed host memory, and when Python collects garbage."""
+"""When Python collects the garbage of a rank."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
-
-def release_free_memory() -> None:
-    """Return freed host memory to the system (malloc_trim(3)). The C library would keep it for this process."""
-    # AttributeError: another C library than glibc.
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
+from contextlib import contextmanager
 
 
 @contextmanager

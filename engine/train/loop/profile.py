@@ -42,7 +42,6 @@ from engine.train.distributed.collectives import gather_bytes
 from engine.train.distributed.watchdog import Phase
 from engine.train.loop.data import TrainingData
 from engine.train.loop.log import TrainingLog
-from engine.train.loop.memory import release_free_memory
 
 # The first step with the profiler is slower. It is in the trace, but not in the figures.
 WARMUP_STEPS = 1
@@ -139,7 +138,6 @@ class StepProfiler:
                     folder = self._write(profiler, steps, note)
                 except ProfileError as error:
                     steps, note = [], str(error)
-                release_free_memory()
         step = position.step - max(len(steps) - 1, 0)
         self._log.emit(Profiled(step=step, epoch=position.epoch, steps=len(steps), folder=folder, message=note))
 
