@@ -18,24 +18,14 @@ from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 EXTRA_CHECKPOINTS = 2
 
 
-def max_new_checkpoints(config: Config, folder: Path | None = None) -> int:
-    """Return the maximum number of additional checkpoint files that a run needs disk space for.
-
-    Those already in `folder` are subtracted; hard links to one file count once. At least 1, because
-    an old checkpoint is deleted only after the new one is saved.
-    """
-    inodes: set[int] = set()
-    if folder is not None:
-        with suppress(OSError):
-            inodes = {path.stat().st_ino for path in folder.glob("*.pt")}
-    return max(config.checkpoint.keep + EXTRA_CHECKPOINTS - len(inodes), 1)
-
-
 def disk_warnings(config: Config, checkpoint_folder: Path, weight_bytes: int) -> Iterator[Problem]:
-    """Yield a warning if the disk is too small for the checkpoints of a run."""
+    """Yield a warning if the disk is too small for the checkpoints of a run that its folder does not have yet."""
     file_bytes = weight_bytes * (1 + state_copies(config.optim))
-    file_count = max_new_checkpoints(config, checkpoint_folder)
     with suppress(OSError):
+        # Hard links to one file count once.
+        existing = {path.stat().st_ino for path in checkpoint_folder.glob("*.pt")}
+        # At least 1, because an old checkpoint is deleted only after the new one is saved.
+        file_count = max(config.checkpoint.keep + EXTRA_CHECKPOINTS - len(existing), 1)
         if file_bytes * file_count > (available_bytes := free_bytes(checkpoint_folder)):
             reason = (
                 f"{checkpoint_folder.parent} has {format_bytes(available_bytes)} free, and the checkpoints can take "

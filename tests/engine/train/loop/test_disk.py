@@ -9,7 +9,7 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.train.loop import disk
-from engine.train.loop.disk import disk_warnings, max_new_checkpoints
+from engine.train.loop.disk import disk_warnings
 from support.messages import has_problem
 
 PLAIN_SGD = ["optim.name=sgd", "optim.momentum=0"]
@@ -29,12 +29,16 @@ def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path, mo
     assert has_problem(warnings, "disk-full", "", "checkpoint.keep", "--runs-dir")
 
 
-def test_disk_space_check_counts_existing_checkpoints(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("keep", "files"), [(3, "3 files of 1 MiB"), (1, "1 file of 1 MiB")])
+def test_disk_space_check_counts_existing_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, files: str
+) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda _: 0)
     (tmp_path / "epoch-0001.pt").touch()
     (tmp_path / "best.pt").touch()
     (tmp_path / "last.pt").hardlink_to(tmp_path / "best.pt")
-    assert max_new_checkpoints(config("checkpoint.keep=3", "run.epochs=10"), tmp_path) == 3
-    assert max_new_checkpoints(config("checkpoint.keep=1", "run.epochs=1"), tmp_path) == 1
+    warnings = [*disk_warnings(config(f"checkpoint.keep={keep}", *PLAIN_SGD), tmp_path, 1 << 20)]
+    assert has_problem(warnings, "disk-full", "", f"({files})")
 
 
 @pytest.mark.parametrize(
