@@ -15,8 +15,8 @@ from engine.train.optim.param_groups import has_prefix, name_parts, refuse_missi
 
 def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     """Set `requires_grad=False` on what `model.freeze` names. Return the frozen normalization layers, which stay in
-    evaluation mode (see `set_train_mode`); dropout in frozen parts stays active. Raises UsageError for unknown names
-    and if no parameter is left to train."""
+    evaluation mode (see `set_train_mode`); dropout in frozen parts stays active. Raises UsageError for unknown
+    names."""
     if config.freeze == "none":
         return []
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
@@ -31,8 +31,6 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     for name, parameter in model.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules", code="invalid-value")
     return [
         part
         for path, part in model.named_modules()
