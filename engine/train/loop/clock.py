@@ -33,7 +33,6 @@ class Clock:
         self.profiled: list[dict[Part, float]] | None = None
         """Seconds of each part of each profiled step; None unless steps are profiled."""
         self._step_mark, self._part_mark = ExitStack(), ExitStack()
-        self._event_pool: list[torch.cuda.Event] = []
         self.start_epoch()
 
     def start_epoch(self) -> None:
@@ -95,7 +94,7 @@ class Clock:
         mark: float | torch.cuda.Event = now
         if self._is_cuda:
             # The host runs ahead: the parts are what the device does.
-            mark = self._event_pool.pop() if self._event_pool else torch.cuda.Event(enable_timing=True)
+            mark = torch.cuda.Event(enable_timing=True)
             mark.record()
         self._begun.append((part, mark, self._sums))
         self._add_ended()
@@ -116,7 +115,6 @@ class Clock:
             elif wait or end.query():
                 end.synchronize()
                 seconds = start.elapsed_time(end) / 1000
-                self._event_pool.append(start)
             else:
                 return
             for each in sums:
