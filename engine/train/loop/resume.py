@@ -147,10 +147,8 @@ def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: Image
         changed = {key for key, digest in current.items() if digest and saved[key] and saved[key] != digest}
         if count != saved_count:
             differences.append(f"it has {count} {noun} images instead of {saved_count}")
-        elif "names" in changed:
-            differences.append(f"the {noun} images have other names")
-        elif "labels" in changed:
-            differences.append(f"the {noun} images have other labels")
+        elif other := [key for key in ("names", "labels") if key in changed]:
+            differences.append(f"the {noun} images have other {other[0]}")
         elif "sizes" in changed:
             resized.append(noun)
     if differences:
