@@ -13,7 +13,6 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,15 +118,15 @@ def run_bench(bench: BenchPlan, command: Sequence[str], flags: Sequence[str] = (
     """Run the benchmark and yield how fast each number of ranks trains.
 
     `command` is the gputrain command line, `flags` are flags of its `run`. Run folders are removed after each run, and
-    the current run is ended if the generator is closed.
+    the current run is ended if the generator is closed. SIGTERM and SIGHUP raise KeyboardInterrupt from then on.
     """
     # No file can set the packages.
     packages = f"run.code_packages=[{','.join(bench.config.run.code_packages)}]"
     runs = [*command, "run", "--headless", *flags, packages]
-    with (
-        _signals_as_keyboard_interrupt(),
-        tempfile.TemporaryDirectory(prefix=TEMP_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
-    ):
+    # The run and the temporary files are removed on SIGTERM and SIGHUP too.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix=TEMP_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
         for ranks in bench.rank_counts:
             yield _run_once(bench, ranks, Path(folder), runs)
 
@@ -163,18 +162,6 @@ def _run_once(bench: BenchPlan, ranks: int, folder: Path, command: Sequence[str]
     history = run_folder.history()
     shutil.rmtree(run_folder.path, ignore_errors=True)
     return Speed(ranks, failure_message(history, output_lines, exit_code)) if exit_code else measure(history, ranks)
-
-
-@contextmanager
-def _signals_as_keyboard_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, so that the run and temporary files are cleaned up."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    previous_handlers = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, previous_handlers, strict=True):
-            signal.signal(number, handler)
 
 
 def failure_message(history: History, output_lines: Sequence[str], exit_code: int) -> str:
