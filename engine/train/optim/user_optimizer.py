@@ -114,10 +114,6 @@ def _check(config: OptimConfig, built: Any, groups: list[ParamGroup], lr: float)
         raise UsageError.one(
             OPTIMIZER_KEY, reason, "give it all groups, or freeze them with model.freeze", code="invalid-value"
         )
-    step = list(inspect.signature(built.step).parameters.values())
-    if step and step[0].default is inspect.Parameter.empty and step[0].kind is step[0].POSITIONAL_OR_KEYWORD:
-        reason = f"{config.name} needs a closure in step(), which training does not pass"
-        raise UsageError.one(OPTIMIZER_KEY, reason, code="not-supported")
     for group in built.param_groups:
         group["param_names"] = [names[id(parameter)] for parameter in group["params"]]
         own_lr = group.get("lr")

@@ -160,7 +160,7 @@ def test_required_argument_of_user_optimizer_names_its_key(run: RunConfig, name:
         (config("loses"), "invalid-value", ["own_optimizers:loses ", " 1 of 8 ", " 0.weight"]),
         (config("number"), "invalid-value", ["own_optimizers:number ", "torch.optim.Optimizer", " int"]),
         (config("failing"), "user-code-failed", ["own_optimizers:failing ", "ValueError: no groups please ({}, line "]),
-        (config("lbfgs"), "not-supported", ["own_optimizers:lbfgs ", "step()"]),
+        (config("lbfgs"), "user-code-failed", ["own_optimizers:lbfgs ", "step()", "closure"]),
         (config("Unsavable"), "not-supported", ["own_optimizers:Unsavable "]),
         (config("Unpicklable"), "not-supported", ["own_optimizers:Unpicklable "]),
         (config("Unrestorable"), "user-code-failed", ["own_optimizers:Unrestorable ", "ValueError: not implemented"]),
