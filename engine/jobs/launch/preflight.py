@@ -62,7 +62,6 @@ from engine.train.models.pretrained_input import (
 from engine.train.models.weights_file import weights_problems
 from engine.train.optim.lr_schedule import schedule_length_problems
 from engine.train.optim.timm_optimizers import timm_optimizer_problems, timm_options
-from engine.train.optim.user_schedule import check_user_schedule
 
 
 def with_input_keys(request: RunRequest) -> RunRequest:
@@ -308,7 +307,7 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
     if config.data.pipeline == "memory" and preflight.source is not None:
         with collect_problems(problems):
             choose_pipeline(config, preflight.source, plan.local_world_size)
-    steps_per_epoch = _check_batches(config, preflight, plan, world_size)
+    _check_batches(config, preflight, plan, world_size)
     if not problems:
         # Last, because the errors of the user's code would be misleading while other values are invalid.
         with collect_problems(problems):
@@ -316,8 +315,7 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
             user_counts = check_user_data_code(config.with_values(data={"batch_size": 1}), world_size)
             if preflight.counts is None and user_counts is not None:
                 preflight.counts = user_counts
-                steps_per_epoch = _check_batches(config, preflight, plan, world_size)
-            check_user_schedule(config, steps_per_epoch)
+                _check_batches(config, preflight, plan, world_size)
 
 
 def _find_warnings(config: Config, preflight: Preflight) -> list[Problem]:
@@ -335,11 +333,10 @@ def _find_warnings(config: Config, preflight: Preflight) -> list[Problem]:
     return warnings
 
 
-def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_size: int) -> int | None:
-    """Check that the data fits the batch size, the number of ranks and the schedule. Return the steps per epoch, None
-    if they are not known yet."""
+def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_size: int) -> None:
+    """Check that the data fits the batch size, the number of ranks and the schedule."""
     if preflight.counts is None:
-        return None
+        return
     preflight.batch_size = _reduced_batch_size(config, preflight.counts.train, plan, world_size)
     # The search for the largest batch size that fits never leaves an epoch without a step.
     batch_size = 1 if config.data.batch_size == "auto" else preflight.batch_size
@@ -357,7 +354,6 @@ def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_s
             check_source(config, preflight.source, sampler)
     if sampler.steps_per_epoch:
         preflight.problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
-    return None if config.data.batch_size == "auto" else sampler.steps_per_epoch or None
 
 
 def _reduced_batch_size(config: Config, train_images: int, plan: NodePlan, world_size: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The user's own schedule: equal to torch's LambdaLR, checked before the run, and exact after a resume."""
+"""The user's own schedule: equal to torch's LambdaLR, refused where it is wrong, and exact after a resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.train.optim.lr_schedule import lr_factor
-from engine.train.optim.user_schedule import check_user_schedule, load_user_schedule
+from engine.train.optim.user_schedule import load_user_schedule
 from support.messages import raises_problem
 from support.runs.in_process import train_in_process
 
@@ -92,12 +92,6 @@ def test_user_schedule_that_does_not_work_is_refused(code: Path, name: str, prob
     shown = [value.format(code / "own_schedules.py") for value in values]
     with raises_problem(problem, "schedule.name", f"own_schedules:{name}", *shown):
         load_user_schedule(config(code, name, "run.epochs=5"), 10)
-
-
-def test_check_user_schedule_reports_problem_of_helper(code: Path) -> None:
-    check_user_schedule(config(code, "decay", "run.epochs=5"), None)
-    with raises_problem("invalid-value", "schedule.name", " -1 ", "epoch 3 "):
-        check_user_schedule(config(code, "negative", "run.epochs=5"), 10)
 
 
 @pytest.mark.nightly
