@@ -77,7 +77,7 @@ def test_list_keeps_rows_of_runs_from_the_future(root: Path, monkeypatch: pytest
     for folder in root.iterdir():
         record = read_run_record(RunFolder(folder))
         assert record is not None
-        write_summary(folder / "summary.json", replace(record, started_at=ahead))
+        write_summary(folder / "summary.json", replace(record, started_at=ahead, updated_at=ahead))
         for path in (*folder.iterdir(), folder):
             os.utime(path, (ahead, ahead))
     os.utime(root, (ahead, ahead))

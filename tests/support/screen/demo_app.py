@@ -109,7 +109,8 @@ def demo_runs(root: Path) -> list[Ownership]:
             os.utime(path, (time.time() - seconds, time.time() - seconds))
         record = read_run_record(run)
         assert record is not None
-        write_summary(run.summary, replace(record, started_at=round(time.time()) - seconds))
+        when = round(time.time()) - seconds
+        write_summary(run.summary, replace(record, started_at=when, updated_at=when))
     return [Ownership(RunFolder(root / LIVE_RUN))]
 
 
