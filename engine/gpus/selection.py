@@ -324,7 +324,8 @@ def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevi
                 code="gpu-not-found",
             )
         if len(matches) > 1:
-            advice = f"{_describe_devices(devices)}; use more characters of the UUID"
+            found = ", ".join(map(str, matches))
+            advice = f"it may be {found}; use more characters of the UUID"
             raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", advice, code="ambiguous-name")
         if matches[0] in chosen:
             raise UsageError.one(
@@ -354,7 +355,8 @@ def _validate(chosen: list[CudaDevice], only_free: bool) -> list[CudaDevice]:
 
 
 def _describe_devices(devices: Sequence[CudaDevice]) -> str:
-    return f"visible GPUs: {', '.join(map(str, devices))}" if devices else "no GPU is visible here"
+    names = [f"{device.index} ({device.name})" for device in devices]
+    return f"visible GPUs: {', '.join(names)}" if devices else "no GPU is visible here"
 
 
 def why_not_free(devices: Sequence[CudaDevice]) -> str:
