@@ -168,7 +168,11 @@ class GpuProcessesScreen(GputrainScreen):
         self._processes = {key: process for key, (_, process) in zip(keys, uses, strict=True) if process is not None}
         self._signaler.remember(self._processes.values() if self.shows_own_processes else ())
         panel.set_titles(title, self.holder_title())
-        panel.set_rows([KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)], [head], Text(empty, MUTED))
+        panel.set_rows(
+            [KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)],
+            [head] if uses else [],
+            Text(empty, MUTED),
+        )
 
     def run_of(self, process: GpuProcess) -> RunRow | None:
         """Return the live run in this folder that a process is a rank of."""

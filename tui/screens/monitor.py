@@ -28,7 +28,7 @@ from tui.screens.monitor_keys import MonitorKeysScreen
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.phrases import gpu_key, is_free, no_driver_problem, users
 from tui.screens.tables import fact_lines
-from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView
+from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView, is_folded
 from tui.screens.tables.processes import gpu_matches, list_gpu_processes, process_matches, run_words
 from tui.screens.widgets.lines import KeyedRow, Lines
 from tui.terminal.palette import ACCENT, BAD, MUTED
@@ -133,7 +133,8 @@ class MonitorScreen(MonitorKeysScreen):
         body, hosts = self.query_one(Body).size, self._hosts
         if hosts is None:
             gpus = len(self._gpus) or (1 if self._gpu_problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
-            layout = arrange(Demand(body.width, body.height, gpus, len(self._all_processes())))
+            folded, processes = sum(map(is_folded, self._gpus)), len(self._all_processes())
+            layout = arrange(Demand(body.width, body.height, gpus, processes, folded=folded))
         else:
             layout = hosts.arrange(body.width, body.height)
         if layout == self._room or not body.height:

@@ -24,20 +24,21 @@ MESSAGE_LINES = 6  # that there is no GPU, and what can be done without one
 @dataclass(frozen=True)
 class Demand:
     """The size of the body in cells, and the numbers of GPUs and processes. A host without a GPU has a message in place
-    of GPUs, and no processes. `gpus` may be lines of a list, such as those of several hosts, which are one below the
-    other."""
+    of GPUs, and no processes. `folded` GPUs are free and have one line each. `gpus` may be lines of a list, such as
+    those of several hosts, which are one below the other."""
 
     width: int
     height: int
     gpus: int
     processes: int
     is_list: bool = False
+    folded: int = 0
 
 
 @dataclass(frozen=True)
 class MonitorLayout:
-    """Lines for each GPU, and the height of each panel with its frame; 0 hides it. With two `gpu_columns`, there are
-    two panels of GPUs side by side."""
+    """Lines for each GPU that is in use, and the height of each panel with its frame; 0 hides it. With two
+    `gpu_columns`, there are two panels of GPUs side by side."""
 
     gpu_lines: int
     gpus: int
@@ -70,4 +71,6 @@ def _gpu_panel(demand: Demand, rows: int) -> tuple[int, int]:
     lines = 1
     if demand.width >= WIDE_MIN_COLUMNS and demand.gpus <= MAX_TALL_GPUS and not demand.is_list:
         lines = min(max((height - below - frame) // rows, 1), MAX_GPU_LINES)
-    return lines, max(min(rows * lines + frame, height - (below if lines > 1 else least)), frame + 1)
+    # The lines of a GPU stay the same when another one becomes free.
+    wanted = rows * lines - demand.folded * (lines - 1) + frame
+    return lines, max(min(wanted, height - (below if lines > 1 else least)), frame + 1)

@@ -267,8 +267,8 @@ def gpu_warnings(gpu: Gpu) -> list[str]:
 
 def kind_notes(gpu: Gpu) -> list[str]:
     """Return what is unusual about the kind of the GPU: its MIG instances, and memory that it shares with the host."""
-    found = [pluralize(len(gpu.instances), "MIG instance")] if gpu.mig_enabled else []
-    return [*found, *(["shared memory"] if gpu.value("integrated") else [])]
+    found = [f"{len(gpu.instances)} x MIG"] if gpu.mig_enabled else []
+    return [*found, *(["integrated"] if gpu.value("integrated") else [])]
 
 
 def idle_note(process: GpuProcess) -> str:

@@ -111,7 +111,7 @@ def test_gpu_in_mig_mode_without_instance_cannot_be_used(loaded_gpu_host: FakeGp
         with raises_problem(code, "device.gpus", "GPU 0", "MIG mode"):
             preview_allocation(selection, snapshot, wait=False)
     shown = call("gpus").stdout
-    assert "0 MIG instances  no device" in shown and "free" in shown
+    assert "0 x MIG  no device" in shown and "free" in shown
     loaded_gpu_host.set_scene(gpu_line(0, mig=1))
     fallback = preview_allocation("auto", sample_gpus(), wait=False).cpu_fallback
     assert fallback is not None and "gputrain doctor" in fallback.advice

@@ -222,7 +222,7 @@ def test_integrated_gpu_has_the_memory_of_the_host(host: FakeGpuHost) -> None:
     assert gpu.value("integrated") and gpu.value("memory_total") == memory.total
     assert abs(gpu.value("memory_used") - (memory.total - memory.available)) < GIB
     assert (gpu.value("pcie_generation"), gpu["pcie_width"].reason) == (None, "integrated GPU")
-    assert "GB10" in (shown := call("gpus").stdout) and "shared memory  free" in shown
+    assert "GB10" in (shown := call("gpus").stdout) and "integrated  free" in shown
     enough, too_much = QueueTerms(min_free=1 << 20), QueueTerms(min_free=memory.total)
     assert [each.index for each in preview_allocation("auto", sample_gpus(), wait=False, terms=enough).devices] == [0]
     with raises_problem("gpu-in-use", "device.gpus", "of memory left", kind=NotFreeError):

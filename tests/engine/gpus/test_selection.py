@@ -196,7 +196,7 @@ def test_cuda_devices_lists_mig_instances(loaded_gpu_host: FakeGpuHost) -> None:
         ("MIG-11aa", gpu_uuid(0), "1/0", True),
         ("MIG-22bb", gpu_uuid(0), "2/0", False),
     ]
-    assert "2 MIG instances  pid " in call("gpus").stdout
+    assert "2 x MIG  pid " in call("gpus").stdout
 
 
 @pytest.mark.nightly

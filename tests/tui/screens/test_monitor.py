@@ -62,10 +62,11 @@ def test_monitor_picked_gpus_fill_form(demo_runs_folder: Path) -> None:
 def test_monitor_click_selects_gpu_under_pointer(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         lines = pilot.app.screen.query_one("#gpus", Lines)
-        height = (lines.size.height - 1) // 8
-        for index, y in ((3, 0), (0, height - 1), (7, height - 1)):
+        height = (lines.size.height - 1 - 2) // 6
+        # Two free GPUs have one line each.
+        for index, y in ((3, 2 * height + 1), (0, height - 1), (7, lines.size.height - 2)):
             # The frame and the header are above the first GPU.
-            assert await pilot.click("#gpus", offset=(5, 2 + index * height + y))
+            assert await pilot.click("#gpus", offset=(5, 2 + y))
             assert lines.selected_key == demo_snapshot(FROZEN_NOW).gpus[index].uuid
 
     drive(demo_app(demo_runs_folder), act, WIDE)

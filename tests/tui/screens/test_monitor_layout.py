@@ -28,6 +28,13 @@ def test_arrange_gives_gpus_several_lines_without_blank_rest(size: tuple[int, in
     assert layout.gpus == gpus * layout.gpu_lines + HEADER_LINES + FRAME_LINES
 
 
+def test_arrange_gives_room_of_free_gpus_to_the_lists() -> None:
+    busy, mixed, idle = (arrange(Demand(160, 46, 8, 6, folded=folded)) for folded in (0, 3, 8))
+    assert busy.gpu_lines == mixed.gpu_lines == idle.gpu_lines == 3
+    assert (busy.gpus - mixed.gpus, idle.gpus) == (6, 8 + HEADER_LINES + FRAME_LINES)
+    assert idle.runs > mixed.runs > busy.runs
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_arrange_without_gpus_gives_room_to_runs(size: tuple[int, int]) -> None:
     layout = arrange(Demand(*size, 0, 0))

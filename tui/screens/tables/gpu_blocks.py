@@ -1,4 +1,5 @@
-"""The GPUs of the monitor: one line for each, or a block of several lines with meters and tall graphs of the past."""
+"""The GPUs of the monitor: one line for each, or a block of several lines with meters and tall graphs of the past for
+those that are in use."""
 
 from __future__ import annotations
 
@@ -11,7 +12,19 @@ from rich.text import Text
 from engine.base.text import printable
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.report.readings import READINGS
-from engine.report.table import GAP, Align, Column, FittedTable, Line, Shorten, fit, line_text, pad, shorten
+from engine.report.table import (
+    GAP,
+    Align,
+    Column,
+    FittedTable,
+    Line,
+    Shorten,
+    fit,
+    line_text,
+    pad,
+    shorten,
+    shorten_line,
+)
 from tui.charts.history import DOTS_PER_COLUMN, GpuLoads, history_graph, shown_seconds, time_axis
 from tui.charts.meter import load_meter
 from tui.screens.phrases import (
@@ -19,6 +32,7 @@ from tui.screens.phrases import (
     common_name,
     gpu_key,
     gpu_warnings,
+    is_free,
     kind_notes,
     pcie_link,
     reserved_text,
@@ -44,7 +58,8 @@ PERCENT_COLUMNS = 4
 
 @dataclass(frozen=True)
 class GpuView:
-    """How the GPUs are shown: in `width` columns, with `lines` lines for each, and the last `seconds` of their load."""
+    """How the GPUs are shown: in `width` columns, with `lines` lines for each that is in use, and the last `seconds` of
+    their load."""
 
     width: int
     lines: int
@@ -57,6 +72,11 @@ class BlockLine(GpuRow):
 
     number: int = 0
     parts: Mapping[str, Line] = field(default_factory=dict)
+
+
+def is_folded(gpu: Gpu) -> bool:
+    """Whether a GPU has one line beside blocks of several lines: nothing uses it."""
+    return gpu.state == "ok" and is_free(gpu)
 
 
 class GpuBlocks:
@@ -77,7 +97,8 @@ class GpuBlocks:
         )  # fmt: skip
         table = fit([*self._columns(shown), graph], shown, view.width - len(MARK))
         if table.columns[-1] is graph:
-            title, graphs = _graphs(snapshot, loads, view, table.widths[-1])
+            heights = {key: len(lines) for key, lines in self._lines.items()}
+            title, graphs = _graphs(snapshot, loads, view, heights, table.widths[-1])
             graph = dataclasses.replace(graph, title=title, cell=lambda line: graphs[gpu_key(line.gpu)][line.number])
             table = dataclasses.replace(table, columns=(*table.columns[:-1], graph))
         self._table: FittedTable[BlockLine] = table
@@ -118,8 +139,8 @@ class GpuBlocks:
 
     def _block(self, gpu: Gpu) -> list[BlockLine]:
         """Return the lines of a GPU: of several, with its users, its meters and further readings side by side."""
-        count, label = self._view.lines, str(gpu.index)
-        if count == 1:
+        count, label = 1 if is_folded(gpu) else self._view.lines, str(gpu.index)
+        if self._view.lines == 1:
             return [BlockLine(label, gpu)]
         known = GpuRow(label, self._last_answers[gpu_key(gpu)] or gpu)
         meter_columns = min(max(self._view.width // 8, 8), 28)
@@ -128,6 +149,9 @@ class GpuBlocks:
             "meters": _meter_lines(known, meter_columns, count),
             "facts": _fact_lines(known, count),
         }
+        if count == 1:
+            found = tuple(span for line in parts["users"] for span in ((GAP, ""), *line))
+            parts["users"] = [shorten_line(found[1:], self._users_columns)]
         if gpu.state != "ok":
             parts["users"].insert(1, ((shorten(silence_reason(gpu), self._users_columns, Shorten.MIDDLE), BAD),))
             parts = {key: [_faded(line) for line in lines] for key, lines in parts.items()}
@@ -185,7 +209,7 @@ def _fact_lines(row: GpuRow, lines: int) -> list[Line]:
         )
 
     activity = (*fact("sm_active", PERCENT_COLUMNS), (GAP, ""), *fact("tensor_active", PERCENT_COLUMNS))
-    if lines == 2:
+    if lines <= 2:
         return [(*fact("temperature"), (GAP, ""), *fact("power")), activity]
     has_fan = row.value("fan") is not None
     cooling = (*fact("temperature"), (GAP, ""), *fact("fan")) if has_fan else fact("temperature")
@@ -195,8 +219,10 @@ def _fact_lines(row: GpuRow, lines: int) -> list[Line]:
     return [cooling, fact("sm_clock"), link, fact("performance_state"), fact("nvlinks")]
 
 
-def _graphs(snapshot: Snapshot, loads: GpuLoads, view: GpuView, columns: int) -> tuple[str, dict[str, list[Line]]]:
-    """Return the time axis, and the lines of the graphs of the past of each GPU."""
+def _graphs(
+    snapshot: Snapshot, loads: GpuLoads, view: GpuView, heights: Mapping[str, int], columns: int
+) -> tuple[str, dict[str, list[Line]]]:
+    """Return the time axis, and the lines of the graphs of the past of each GPU, as many as its height."""
     two = view.lines > 1 and columns >= TWO_GRAPHS_MIN_COLUMNS
     metrics = ("util", "memory_used") if two else ("util",)
     each = (columns - len(GAP) * (len(metrics) - 1)) // len(metrics)
@@ -205,7 +231,7 @@ def _graphs(snapshot: Snapshot, loads: GpuLoads, view: GpuView, columns: int) ->
     found = {}
     for gpu in snapshot.gpus:
         graphs = [
-            history_graph(loads.columns(gpu.uuid, metric, view.seconds, values, snapshot.time), view.lines)
+            history_graph(loads.columns(gpu.uuid, metric, view.seconds, values, snapshot.time), heights[gpu_key(gpu)])
             for metric in metrics
         ]
         found[gpu_key(gpu)] = [

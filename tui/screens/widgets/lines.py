@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, ClassVar, Self, overload
 
 from rich.style import Style
@@ -141,7 +143,8 @@ class Lines(ScrollView, can_focus=True):
         self._line_style: tuple[Style, int] | None = None
         self._top = 0
         self._known_styles: dict[str, Style] = {}
-        self._row_height = 1
+        self._starts: Sequence[int] = (0,)
+        """The line at which each row starts, and the one after the last row."""
         self._empty_text = empty_text or Text("")
         self.set_titles(title)
 
@@ -189,7 +192,7 @@ class Lines(ScrollView, can_focus=True):
     @property
     def cursor_y(self) -> int:
         """The line of the content with the row under the cursor; outside of the content if it is scrolled away."""
-        return len(self._header) + self._cursor * self._row_height - int(self.scroll_offset.y)
+        return len(self._header) + self._starts[self._cursor] - int(self.scroll_offset.y)
 
     def set_rows(self, rows: Sequence[KeyedRow], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
         """Replace the rows; without rows, `empty_text` is shown. The cursor follows its row if that still exists."""
@@ -197,10 +200,9 @@ class Lines(ScrollView, can_focus=True):
         self._empty_text = empty_text or self._empty_text
         lazy = isinstance(rows, LazyRows)
         self._rows, self._header = rows if lazy else list(rows), list(header)
-        self._row_height = 1 if lazy else 1 + max((len(row.more) for row in rows), default=0)
-        if key is not None:
-            found = find_row(rows, key)
-            self._cursor = found if found is not None else min(self._cursor, max(len(rows) - 1, 0))
+        self._starts = range(len(rows) + 1) if lazy else [*accumulate((1 + len(row.more) for row in rows), initial=0)]
+        found = None if key is None else find_row(rows, key)
+        self._cursor = min(self._cursor, max(len(rows) - 1, 0)) if found is None else found
         self._update_virtual_size()
         after, width = self._visible_lines(), self.text_width
         changes = (
@@ -238,12 +240,12 @@ class Lines(ScrollView, can_focus=True):
         """Return the line at `y` of the widget if `top` lines are above, and whether the cursor is on it."""
         if y < len(self._header):
             return self._header[y], False
-        index, part = divmod(y - len(self._header) + top, self._row_height)
+        line = y - len(self._header) + top
+        index = bisect_right(self._starts, line) - 1
         if index >= len(self._rows):
-            return (self._empty_text if not self._rows and index == 0 else NO_TEXT), False
-        row = self._rows[index]
-        text = row.text if part == 0 else row.more[part - 1] if part <= len(row.more) else NO_TEXT
-        return text, self._selectable and index == self._cursor
+            return (self._empty_text if not self._rows and line == 0 else NO_TEXT), False
+        row, part = self._rows[index], line - self._starts[index]
+        return row.more[part - 1] if part else row.text, self._selectable and index == self._cursor
 
     def render_lines(self, crop: Region) -> list[Strip]:
         self._line_style, self._top, self._is_drawing = None, int(self.scroll_offset.y), True
@@ -285,7 +287,7 @@ class Lines(ScrollView, can_focus=True):
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:
         """Return the selected text, and what follows it."""
-        lines = range(len(self._header) + len(self._rows) * self._row_height)
+        lines = range(len(self._header) + self._starts[-1])
         return selection.extract("\n".join(self._visible_line(y, 0)[0].plain for y in lines)), "\n"
 
     def on_resize(self) -> None:
@@ -302,7 +304,7 @@ class Lines(ScrollView, can_focus=True):
         if not self.display:
             # It has no size yet; it is resized when it appears.
             return
-        lines = len(self._header) + len(self._rows) * self._row_height
+        lines = len(self._header) + self._starts[-1]
         size = Size(self.text_width, lines)
         if lines <= self.size.height and not self.styles.is_auto_height:
             size = Size(0, 0)
@@ -322,7 +324,8 @@ class Lines(ScrollView, can_focus=True):
             self.scroll_relative(y=rows, animate=False)
 
     def action_page(self, pages: float) -> None:
-        rows = int(abs(pages) * max(self.size.height - len(self._header) - 1, 1) / self._row_height)
+        rows_per_line = len(self._rows) / max(self._starts[-1], 1)
+        rows = int(abs(pages) * max(self.size.height - len(self._header) - 1, 1) * rows_per_line)
         self.action_move(max(rows, 1) if pages > 0 else -max(rows, 1))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -342,8 +345,8 @@ class Lines(ScrollView, can_focus=True):
         self.scroll_to_cursor()
         if self.scroll_offset.y == old_top:
             for changed in (old_index, index):
-                y = len(self._header) + changed * self._row_height - int(old_top)
-                self.refresh(Region(0, y, self.text_width, self._row_height))
+                first, end = self._starts[changed : changed + 2]
+                self.refresh(Region(0, len(self._header) + first - int(old_top), self.text_width, end - first))
         else:
             self.refresh()
         self.post_message(self.Moved(self))
@@ -356,8 +359,8 @@ class Lines(ScrollView, can_focus=True):
     def scroll_to_cursor(self) -> None:
         """Scroll so that the row under the cursor is visible."""
         room = max(self.size.height - len(self._header), 1)
-        top, first = int(self.scroll_offset.y), self._cursor * self._row_height
-        end = first + self._row_height
+        top, first = int(self.scroll_offset.y), self._starts[self._cursor]
+        end = self._starts[min(self._cursor + 1, len(self._rows))]
         if self._selectable and not top <= first <= end <= top + room:
             # Of a row that is taller than the room, the first line is shown.
             y = first if first < top else min(end - room, first)
@@ -368,7 +371,7 @@ class Lines(ScrollView, can_focus=True):
         offset = event.get_content_offset(self)
         if offset is None or offset.y < len(self._header):
             return None
-        index = (offset.y - len(self._header) + int(self.scroll_offset.y)) // self._row_height
+        index = bisect_right(self._starts, offset.y - len(self._header) + int(self.scroll_offset.y)) - 1
         return index if index < len(self._rows) else None
 
     def on_click(self, event: events.Click) -> None:

@@ -41,7 +41,15 @@ def test_gpu_table_fits_width(width: int, lines: int) -> None:
     for snapshot in (demo_snapshot(FROZEN_NOW), recorded()):
         header, *blocks = table(snapshot, width, lines)
         assert all(len(line) <= width for line in (*header, *(line for block in blocks for line in block)))
-        assert [len(block) for block in blocks] == [lines] * 8
+        expected = [1 if gpu.state == "ok" and is_free(gpu) else lines for gpu in snapshot.gpus]
+        assert [len(block) for block in blocks] == expected
+
+
+def test_free_gpu_has_one_line_with_what_must_be_known_of_it() -> None:
+    snapshot = demo_snapshot(FROZEN_NOW)
+    hot = with_readings(snapshot.gpus[2], throttle=("thermal",))
+    (line,) = table(replace(snapshot, gpus=(*snapshot.gpus[:2], hot)), 158, 3)[3]
+    assert all(word in line for word in ("free", "slowed: heat", "33°C"))
 
 
 @pytest.mark.parametrize(("width", "lines"), [(78, 1), (158, 3)])
