@@ -15,7 +15,7 @@ from engine.base.units import UNKNOWN, format_age, format_date, format_number, f
 from engine.report.table import GAP, Align, Column, FittedTable, Line, Shorten, cell_width, fit, pad, shorten
 from engine.runs.fields import Field, FieldKind, as_text, find_field
 from engine.runs.folder import RunState
-from engine.runs.metrics import format_metric, metric_of_key
+from engine.runs.metrics import METRICS, format_metric, metric_of_key
 from engine.runs.monitor import record_monitor, shared_monitor
 from engine.runs.run_record import DIVERGED
 from engine.runs.run_row import RunRow
@@ -169,8 +169,16 @@ def fit_run_list(
 
 
 def run_list_line(table: FittedTable[RunRow], row: RunRow) -> Line:
-    """Return the line of a run. Its message takes the rest of the line, also if it is longer than those measured."""
-    return table.line(row, (NOTE_KEY, ((note(row), WARNING if row.foreign else MUTED),)))
+    """Return the line of a run. Its message takes the rest of the line, also if it is longer than those measured.
+
+    Without room for it, that of a run that failed takes the place of the figures."""
+    key, columns = NOTE_KEY, [column.key for column in table.columns]
+    if columns[-1] != NOTE_KEY and row.state in ENDED_BADLY and row.message:
+        room = table.width - sum(table.widths) - len(GAP) * len(columns)
+        while len(columns) > 1 and key != "best" and room < MIN_CAUSE_COLUMNS:
+            key = columns.pop()
+            room += table.widths[len(columns)] + len(GAP)
+    return table.line(row, (key, ((note(row), WARNING if row.foreign else MUTED),)))
 
 
 def _name_cell(row: RunRow, is_marked: RowTest, is_opened: RowTest = lambda row: False) -> Line:
@@ -237,11 +245,13 @@ def fit_monitor_list(
         Column("age", "", when_text, width=TIME_COLUMNS, style=lambda row: "" if row.live else MUTED),
         Column("note", "", lambda row: "", width=MIN_NOTE_COLUMNS, priority=-2),
     ]  # fmt: skip
-    table = fit(columns, measured, width)
-    if len(table.columns) < len(columns):
-        # The value alone is worth more than its label, unless it is another metric than that of most runs.
-        columns[3] = replace(columns[3], cell=partial(_best_cell, is_short=True))
+    # A label is worth more than the note, and the value alone more than its label, unless it is another metric than
+    # that of most runs.
+    for cut, least in (("", len(columns)), ("best ", len(columns) - 1), (METRICS["best_val_accuracy"].label, 0)):
+        columns[3] = replace(columns[3], cell=partial(_best_cell, cut=cut))
         table = fit(columns, measured, width)
+        if len(table.columns) >= least:
+            break
     return table
 
 
@@ -280,7 +290,7 @@ def _progress_cell(row: RunRow, meter_columns: int) -> Line:
     return (*spans(bar), (f" {percent}", "")) if meter_columns else ((percent, ""),)
 
 
-def _best_cell(row: RunRow, *, is_short: bool = False) -> Line:
+def _best_cell(row: RunRow, *, cut: str = "") -> Line:
     metric = record_monitor(row.record)
     if row.record.command and metric.of_run(row.record) is None:
         if not (keys := commands_metrics([row])):
@@ -288,5 +298,5 @@ def _best_cell(row: RunRow, *, is_short: bool = False) -> Line:
         metric = metric_of_key(keys[0])
     value = metric.of_run(row.record)
     text = (UNKNOWN if value is None else format_metric(metric, value), "")
-    has_label = not is_short or metric.key != "best_val_accuracy"
-    return ((f"{printable(metric.label)} ", MUTED), text) if has_label else (text,)
+    label = printable(metric.label).removeprefix(cut)
+    return ((f"{label} ", MUTED), text) if label else (text,)
