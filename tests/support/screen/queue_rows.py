@@ -17,11 +17,13 @@ def make_row(name: str, place: int | None, waited_s: float, **values: Any) -> Qu
     return QueueRow(name=name, place=place, **defaults | values)
 
 
-BUSY = "2 free GPUs requested, 0 available: 4 GPUs (0, 1, 2, 3): reserved by run resnet-12 (user ada)"
+BUSY = (
+    "4 free GPUs requested, 2 available: 2 GPUs (0, 1): reserved by run fashion-17 (user ada); 3 GPUs (4, 5, 6): in use"
+)
 QUEUE_ROWS = [
-    make_row("flowers-3", 1, 5400, reason=BUSY, priority=5),
+    make_row("flowers-3", 1, 5400, gpus="free:4", reason=BUSY, priority=5),
     make_row("bert", 2, 3000, uid=os.geteuid() + 1, user="bob", folder="", gpus="all", reason="no GPU is free"),
-    make_row("flowers-4", 3, 1260, reason=BUSY, share=4),
+    make_row("flowers-4", 3, 1260, reason="waits behind flowers-3 and bert", share=4),
     make_row("a-sweep-with-a-long-name-017", None, 900, state=RowState.HELD, reason="held; `gputrain queue release …`"),
     make_row(
         "night-run",

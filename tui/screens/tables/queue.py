@@ -81,16 +81,13 @@ def _number(value: int | None) -> str:
 SCREEN_COLUMNS: tuple[Column[QueuedRun], ...] = (
     Column("place", "#  ", lambda run: ((f"{place_cell(run.row)} ", MUTED), STATE_STYLES[run.row.state]), Align.RIGHT,
            priority=9),
-    Column("name", "name", lambda run: run.row.name, width=12, max_width=32, priority=9, flex=True,
+    Column("name", "name", lambda run: run.row.name, width=12, max_width=20, priority=9, flex=True,
            style=lambda run: STRONG if run.row.is_own else "", shorten=Shorten.MIDDLE),
     Column("user", "user", lambda run: run.row.user or UNKNOWN, width=4, max_width=12, priority=5,
            style=lambda run: GOOD if run.row.is_own else ""),
     Column("need", "need", lambda run: _number(run.need), Align.RIGHT, priority=8),
     Column("has", "has", lambda run: _number(run.has), Align.RIGHT, priority=6),
     Column("blocked_by", "blocked by", lambda run: run.blocked_by or UNKNOWN, width=17, priority=9, flex=True),
-    Column("priority", "priority", lambda run: str(run.row.priority) if run.row.priority else "", Align.RIGHT,
-           priority=1, optional=True),
-    Column("waits", "waits", lambda run: format_duration(run.row.waited_s), Align.RIGHT, priority=4),
     Column("starts_in", "starts in", lambda run: UNKNOWN if run.starts_in is None else "now" if not run.starts_in
            else format_duration(run.starts_in), Align.RIGHT, priority=8),
 )  # fmt: skip
@@ -240,7 +237,8 @@ def queue_title(rows: Sequence[QueueRow]) -> str:
 def describe_row(row: QueueRow) -> str:
     """Return everything that the line of a run may cut off: its reason, with keys for commands, and its order."""
     reason = QUEUE_COMMAND.sub(lambda match: QUEUE_KEYS[match[1]], row.reason)
-    details = [f"--gpus {row.gpus}" if row.gpus else "", f"priority {row.priority}" if row.is_own else ""]
+    details = [f"waiting for {format_duration(row.waited_s)}", f"--gpus {row.gpus}" if row.gpus else ""]
+    details += [f"priority {row.priority}" if row.is_own else ""]
     details += [f"up to {row.share} runs per GPU" if row.share > 1 else ""]
     details += [f"reserves {format_bytes(row.min_free)} per GPU" if row.min_free else ""]
     return printable(f"{row.name} ({row.user}): {reason}" + "".join(f"; {part}" for part in details if part))
