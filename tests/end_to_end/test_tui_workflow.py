@@ -32,7 +32,7 @@ def test_tui_workflow_returns_to_form_when_run_is_rejected(gputrain: Gputrain, m
             await pilot.press("n")
             await pilot.pause()
             await set_field(pilot, "run.name", "taken")
-            await wait_until(pilot, lambda: "ready to start" in visible_text(pilot, "#title"), PATIENCE)
+            await wait_until(pilot, lambda: "ready to start" in visible_text(pilot), PATIENCE)
             # After the form has checked the name.
             (gputrain.runs / "taken").mkdir(parents=True)
             await pilot.press("ctrl+s")

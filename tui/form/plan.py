@@ -32,10 +32,10 @@ def form_title(form: Form, run_config: Path | None, *, is_draft: bool = False) -
 
 
 def check_title(problems: int, *, is_checked: bool) -> str:
-    """Return the right end of the title: whether the run can start."""
+    """Return whether the run can start, for the title of the plan."""
     if problems:
-        return f"✗ {pluralize(problems, 'error')} to fix "
-    return "✓ ready to start " if is_checked else "checking … "
+        return f"✗ {pluralize(problems, 'error')} to fix"
+    return "✓ ready to start" if is_checked else "checking …"
 
 
 def _describe_base(base: str | None) -> str:

@@ -178,8 +178,9 @@ class FormScreen(GputrainScreen):
         self.update_keys()
 
     def update_title(self) -> None:
-        right = check_title(len(self._all_problems()), is_checked=self._is_checked)
-        self.show_title(form_title(self.form, self._run_config, is_draft=self._shows_draft), right=right)
+        self.show_title(form_title(self.form, self._run_config, is_draft=self._shows_draft))
+        state = check_title(len(self._all_problems()), is_checked=self._is_checked)
+        self.query_one("#plan", TextLine).border_title = f"Plan  {state}"
 
     def _show_help(self) -> None:
         info, about = self.fields.selected, Text("Enter goes to the fields found, esc shows all.", MUTED)

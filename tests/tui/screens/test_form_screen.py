@@ -37,7 +37,7 @@ def test_form_screen_marks_invalid_values_and_refuses_start(tmp_path: Path) -> N
         await type_into(pilot, "run.epochs", "0")
         assert says(visible_text(pilot, "#about"), "out-of-range", "✗ 0 ", "1")
         await type_into(pilot, "data.batch_size", "x")
-        assert "✗ 2 errors to fix" in visible_text(pilot, "#title")
+        assert "✗ 2 errors to fix" in visible_text(pilot)
         assert "✗ epochs" in visible_text(pilot) and "✗ batch size" in visible_text(pilot)
         assert says(visible_text(pilot, "#plan"), "out-of-range", "✗ run.epochs: 0 ")
         await press(pilot, "ctrl+s")
