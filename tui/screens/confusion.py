@@ -60,10 +60,9 @@ class ConfusionScreen(GputrainScreen):
             yield Matrix(id="matrix")
             yield Lines(id="scatter", title="Predicted (upwards) against true (to the right)", selectable=True)
             with Container(id="rankings"):
-                no_mistakes = Text("No mistakes", MUTED)
-                pairs_title = "Worst mistakes (true → predicted)"
-                yield Lines(id="pairs", title=pairs_title, selectable=True, empty_text=no_mistakes)
-                yield Lines(id="classes", title="Accuracy and images, worst first", selectable=True)
+                no_mistakes, title = Text("No mistakes", MUTED), "Mistakes, worst first"
+                yield Lines(id="pairs", title=title, selectable=True, empty_text=no_mistakes)
+                yield Lines(id="classes", title="Accuracy, worst first", selectable=True)
 
     def on_mount(self) -> None:
         self.query_one("#confusion").display = False

@@ -63,7 +63,8 @@ class RowsDialog(Dialog[Result]):
 class ChoiceDialog(RowsDialog[str]):
     """Choose one of several rows. Returns the row's key, or None if canceled."""
 
-    HINT = "enter choose   esc cancel"
+    # Some questions are whether to cancel a run.
+    HINT = "enter choose   esc close"
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.dismiss(event.key)

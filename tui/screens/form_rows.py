@@ -22,7 +22,8 @@ from tui.screens.widgets.lines import KeyedRow
 from tui.terminal.palette import MUTED
 
 GPUS_KEY, RANKS_KEY = "device.gpus", "device.ranks"
-GPU_LINE_COLUMNS = 70
+# Of a line, and of the frames and marks beside it in a narrow terminal.
+GPU_LINE_COLUMNS, OTHER_COLUMNS = 70, 12
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,12 @@ def _distance(info: ConfigField, query: str) -> int:
     return next((place for place, matches in enumerate(MATCHES) if matches(label, query)), len(MATCHES))
 
 
-def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[KeyedRow], list[str], list[Text]]:
+def gpu_choices(
+    snapshot: Snapshot, value: str, width: int = GPU_LINE_COLUMNS
+) -> tuple[list[KeyedRow], list[str], list[Text]]:
     """Return a row per GPU, the keys of those that `device.gpus` names by index or UUID, and the header of the rows."""
     gpus = [GpuRow(str(gpu.index), gpu) for gpu in snapshot.gpus]
-    table = fit(choice_columns(gpus, with_names=common_name(snapshot) is None), gpus, GPU_LINE_COLUMNS)
+    table = fit(choice_columns(gpus, with_names=common_name(snapshot) is None), gpus, width)
     lines = [table.line(row, None if row.gpu.state == "ok" else ("used_by", silence(row.gpu)[1])) for row in gpus]
     rows = [KeyedRow(row.label, styled(line)) for row, line in zip(gpus, lines, strict=True)]
     names = {name.strip() for name in value.split(",")}
@@ -109,7 +112,7 @@ def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[KeyedRow], list[st
 
 def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str], None]) -> None:
     """Choose the GPUs to train on; `value` is the current one of `device.gpus`. Pass another one to `use`."""
-    rows, selected, header = gpu_choices(snapshot, value)
+    rows, selected, header = gpu_choices(snapshot, value, min(app.size.width - OTHER_COLUMNS, GPU_LINE_COLUMNS))
 
     def answer(picked: list[str] | None) -> None:
         # A value such as `auto` selects no row, and stays as it is unless the selection is changed.

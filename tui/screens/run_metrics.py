@@ -54,7 +54,7 @@ class RunMetrics:
         rows = [KeyedRow(f"={name}", self._row(name)) for name in metrics]
         texts = ["", "Formats in the output", *formats] if formats else []
         rows += [KeyedRow(str(number), Text(text, MUTED)) for number, text in enumerate(texts)]
-        title = "Metrics, kept for the runs in this folder"
+        title = "Metrics, named for all runs in this folder"
         self._screen.app.push_screen(MetricsDialog(title, rows), self._choose)
 
     def _row(self, name: str) -> Text:

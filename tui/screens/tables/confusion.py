@@ -73,7 +73,7 @@ def mistake_table(worst_mistakes: Sequence[Mistake], names: Sequence[str], width
     columns: list[Column[Mistake]] = [
         Column(
             "pair", "", lambda mistake: ARROW.join((names[mistake.true_class], names[mistake.predicted_class])),
-            width=2 * MIN_BAR_COLUMNS, priority=1, flex=True, style=STRONG, shorten=Shorten.MIDDLE,
+            width=MAX_NAME_COLUMNS, priority=1, flex=True, style=STRONG, shorten=Shorten.MIDDLE,
         ),
         Column("images", "", lambda mistake: pluralize(mistake.images, "image"), Align.RIGHT),
         Column("share", "", lambda mistake: format_share(mistake.share), Align.RIGHT, style=MUTED),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from engine.base.codec import replace
 from engine.base.text import printable
-from engine.base.units import UNKNOWN, format_bytes
+from engine.base.units import UNKNOWN
 from engine.gpus.current_use import processes_on
 from engine.gpus.snapshot import INSTANCE_READINGS, UNITS, Gpu, Measurement, MigInstance, Missing, Snapshot
 from engine.report.readings import READINGS, Level
@@ -119,7 +119,7 @@ def choice_columns(rows: Sequence[GpuRow], *, with_names: bool) -> list[Column[G
 
     def free_memory(row: GpuRow) -> str:
         used, total = row.value("memory_used"), row.value("memory_total")
-        return UNKNOWN if used is None or total is None else f"{format_bytes(total - used)} of {format_bytes(total)}"
+        return UNKNOWN if used is None or total is None else READINGS["memory_used"].full_text(total - used, total)
 
     shown = {column.key: column for column in gpu_columns(rows, WIDE_MIN_WIDTH)}
     keys = ("gpu", "name", "used_by", "util", "warning") if with_names else ("gpu", "used_by", "util", "warning")

@@ -24,7 +24,7 @@ LIST_TITLES: dict[ListKey, tuple[str, str]] = {
     "cell": ("cell", "cell"),
     "mistakes": ("confident mistakes", "confident"),
     "uncertain": ("most uncertain", "uncertain"),
-    "label-issues": ("suspected wrong labels", "labels?"),
+    "label-issues": ("suspected wrong labels", "wrong labels"),
 }
 FIGURE_COLUMNS = 8
 FACT_COLUMNS = 11
@@ -80,7 +80,7 @@ def image_columns(key: ListKey, classes: Sequence[str]) -> list[Column[Inspected
     )  # fmt: skip
     # The end of a path tells images apart: often, its folder is the label.
     name: Column[InspectedImage] = Column(
-        "image", "image", lambda image: image.name, Align.LEFT, 24, priority=3, flex=True, style=MUTED,
+        "image", "image", lambda image: image.name, Align.LEFT, 18, priority=3, flex=True, style=MUTED,
         shorten=Shorten.MIDDLE,
     )  # fmt: skip
     others = [replace(figure, style=MUTED) for figure in FIGURES if figure is not first]

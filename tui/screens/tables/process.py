@@ -53,7 +53,7 @@ def tree_lines(tree: ProcessTree, cpu_percent: Mapping[int, float] | None, uses:
                priority=8),
         Column("gpu", "GPU", gpu_text, Align.RIGHT, priority=7, optional=True),
         Column("gpu_memory", "GPU memory", gpu_memory, Align.RIGHT, priority=6, optional=True),
-        Column("command", "command", lambda process: "  " * min(process.depth, 8) + process.command,
+        Column("command", "command", lambda process: "  " * min(process.depth, 8) + without_folder(process.command),
                width=MIN_COMMAND_COLUMNS, priority=9, flex=True),
     ]  # fmt: skip
     if cpu_percent is None:

@@ -34,7 +34,7 @@ SYMBOLS = {
 STATES_WITH_REASON = ("failed", "complete")
 MIN_PARAM_COLUMNS, MAX_PARAM_COLUMNS, MIN_NOTE_COLUMNS = 7, 22, 5
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 6, 24
-NARROW_COLUMNS = 36
+NARROW_COLUMNS, FULL_KEYS_MIN_WIDTH = 36, 120
 NUMBER: Column[TrialRow] = Column("trial", "trial", lambda row: str(row.number), Align.RIGHT, priority=2)
 RUN: Column[TrialRow] = Column("run", "run", lambda row: row.run)
 STATE: Column[TrialRow] = Column(
@@ -126,6 +126,10 @@ def trial_table(
     state, step = replace(STATE, priority=0), replace(step_column(status), priority=0)
     value = replace(value_column(status), title=metric.label.removeprefix("best " if width < NARROW_COLUMNS else ""))
     params = param_columns(list(status.settings.space))
+    names = [column.key.rpartition(".")[2] for column in params]
+    # The panel of the parameters has their keys in full.
+    if width < FULL_KEYS_MIN_WIDTH and len(set(names)) == len(names):
+        params = [replace(column, title=name) for column, name in zip(params, names, strict=True)]
     return fit([sign, NUMBER, value, bars, state, step, *params, NOTE], status.trials, width)
 
 

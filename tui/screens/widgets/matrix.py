@@ -181,12 +181,12 @@ class Matrix(Widget, can_focus=True):
             "[", "\\["
         )
         classes, rows, columns = len(self._order), self._visible_rows, self._visible_columns
-        visible_part = ""
-        if classes > min(rows, columns):
-            visible_part = (
-                f"rows {self._first_row + 1}-{min(self._first_row + rows, classes)}, "
-                f"columns {self._first_column + 1}-{min(self._first_column + columns, classes)} of {classes}   "
-            )
+        visible = [
+            f"{name} {first + 1}-{min(first + shown, classes)}"
+            for name, first, shown in (("rows", self._first_row, rows), ("columns", self._first_column, columns))
+            if shown < classes
+        ]
+        visible_part = f"{', '.join(visible)} of {classes}   " if visible else ""
         self.border_subtitle = f"{visible_part}row: true, column: predicted"
 
     def on_resize(self) -> None:
