@@ -146,6 +146,7 @@ def gpu_uuid(index: int) -> str:
     return str(demo_snapshot(FROZEN_NOW).gpus[index].uuid)
 
 
+@cache
 def demo_snapshot(time: float) -> Snapshot:
     """First snapshot of the demo recording, shifted to `time` (Unix seconds)."""
     snapshot = decode(recorded("gpus.jsonl").partition("\n")[0], Snapshot)

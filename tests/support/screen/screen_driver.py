@@ -35,12 +35,23 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
         await wait_until_idle(pilot)
 
 
+async def type_keys(pilot: Pilot[None], *keys: str) -> None:
+    """Press keys one after the other, and wait once at the end."""
+    await pilot.press(*keys)
+    await wait_until_idle(pilot)
+
+
 async def wait_for_frame(pilot: Pilot[None]) -> None:
     """Wait until the screen has drawn what has changed."""
     await pilot.pause()
     has_drawn = asyncio.Event()
     pilot.app.screen.call_after_refresh(has_drawn.set)
     await has_drawn.wait()
+
+
+async def return_to_first_screen(pilot: Pilot[None]) -> None:
+    while len(pilot.app.screen_stack) > 1:
+        await press(pilot, "escape")
 
 
 def real_app(root: Path, run: str | None = None) -> GputrainApp:

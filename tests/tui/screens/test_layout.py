@@ -24,8 +24,7 @@ from support.screen.form_driver import form_of, type_into
 from support.screen.layouts import each_layout
 from support.screen.mistakes_driver import inspected_run, open_mistakes
 from support.screen.queue_rows import QUEUE_ROWS
-from support.screen.screen_driver import Drive, drive, open_profile, open_sweep, press, real_app
-from tui.screens.demo.server import LIVE_RUN
+from support.screen.screen_driver import Drive, drive, open_profile, open_sweep, press, real_app, return_to_first_screen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -33,51 +32,49 @@ Layouts = dict[tuple[int, int], str]
 LOWEST, SMALLEST, SMALL, LARGE, LARGEST = (60, 15), (60, 20), (80, 24), (160, 48), (200, 60)
 
 
-DEMO_LAYOUTS: dict[str, tuple[str | None, str, Layouts]] = {
-    "monitor": (None, "", {
+DEMO_LAYOUTS: dict[str, Layouts] = {
+    "": {
         SMALLEST: "gpus / runs",
         SMALL: "gpus / processes / runs",
         LARGEST: "gpus / processes / runs",
-    }),
-    "run": (LIVE_RUN, "", {
-        SMALLEST: "progress / bottleneck / chart-0 / ranks",
-        LARGEST: "progress / bottleneck / chart-0 chart-1 / chart-2 chart-3 / ranks / log",
-    }),
-    "runs": (None, "r", {LOWEST: "all-runs", LARGEST: "all-runs"}),
-    "form": (None, "n", {
-        SMALLEST: "field-lines / plan / about",
-        LARGEST: "field-lines plan / command / about",
-    }),
-    "GPU": (None, "enter", {
+    },
+    "enter": {
         SMALLEST: "util memory_used power / facts / processes",
         LARGEST: "util memory_used power / sm_active tensor_active temperature / facts / processes",
-    }),
-    "confusion": (LIVE_RUN, "v", {
+    },
+    "r": {LOWEST: "all-runs", LARGEST: "all-runs"},
+    "r enter": {
+        SMALLEST: "progress / bottleneck / chart-0 / ranks",
+        LARGEST: "progress / bottleneck / chart-0 chart-1 / chart-2 chart-3 / ranks / log",
+    },
+    "r enter v": {
         LOWEST: "scores / matrix",
         SMALLEST: "scores / matrix / pairs classes",
         LARGEST: "scores / matrix pairs / classes",
-    }),
-    "queue": (None, "Q down", {
+    },
+    "n": {
+        SMALLEST: "field-lines / plan / about",
+        LARGEST: "field-lines plan / command / about",
+    },
+    "Q down": {
         SMALLEST: "queue / queue-gpus / queue-reason",
         LARGEST: "queue queue-gpus / queue-reason",
-    }),
-}  # fmt: skip
-"""The run, the keys that open a screen, and its panels by the size of the terminal. Pictures hold other sizes."""
+    },
+}
+"""The keys that open a screen from the monitor, and its panels by the size of the terminal. Pictures hold others."""
 
 
-@pytest.mark.parametrize("screen", DEMO_LAYOUTS)
-def test_screen_has_panels_that_fit_the_terminal(
-    demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch, screen: str
-) -> None:
+def test_screens_have_panels_that_fit_the_terminal(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.screens.pollers.files.list_queue", lambda: QUEUE_ROWS)
-    run, keys, layouts = DEMO_LAYOUTS[screen]
 
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *keys.split())
-        async for _ in each_layout(pilot, layouts):
-            pass
+        for keys, layouts in DEMO_LAYOUTS.items():
+            await press(pilot, *keys.split())
+            async for _ in each_layout(pilot, layouts):
+                pass
+            await return_to_first_screen(pilot)
 
-    drive(demo_app(demo_runs_folder, run=run), act)
+    drive(demo_app(demo_runs_folder), act)
 
 
 def make_profiled_run(root: Path) -> RunFolder:

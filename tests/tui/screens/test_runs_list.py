@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
-from support.screen.screen_driver import drive, press, press_in_burst, real_app
+from support.screen.screen_driver import drive, press, press_in_burst, real_app, type_keys
 from tui.screens.app import GputrainApp
 from tui.screens.compare import CompareScreen
 from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
@@ -43,12 +43,6 @@ async def type_filter(pilot: Pilot[None], text: str) -> None:
     """Open the filter and type a text."""
     names = {" ": "space", ".": "full_stop", "=": "equals_sign", ">": "greater_than_sign", "_": "underscore"}
     await type_keys(pilot, "slash", *(names.get(letter, letter) for letter in text))
-
-
-async def type_keys(pilot: Pilot[None], *keys: str) -> None:
-    """Press keys one after the other, and wait once at the end."""
-    await pilot.press(*keys)
-    await wait_until_idle(pilot)
 
 
 def test_sweep_is_one_row_that_opens_and_is_marked_as_its_trials(demo_runs_folder: Path) -> None:
