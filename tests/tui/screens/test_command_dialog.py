@@ -18,7 +18,7 @@ from engine.jobs.command.spec import write_command
 from support.runs.command_folder import make_command_finished, make_command_run
 from support.runs.command_owner import make_command
 from support.screen.demo_app import demo_snapshot, wait_until_idle
-from support.screen.screen_driver import Drive, drive, press, real_app
+from support.screen.screen_driver import Drive, drive, press, real_app, type_keys
 from tui.screens.command_dialog import CommandDialog, line_of_run
 from tui.screens.dialogs import ChoiceDialog
 
@@ -47,19 +47,13 @@ def show(root: Path, act: Drive) -> list[Sequence[str]]:
     return started
 
 
-def test_command_and_options_are_started_as_typed(root: Path) -> None:
+def test_command_and_options_are_started_as_typed_and_can_be_corrected(root: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *"echo 'a b'", "tab", *"--gpus cpu", "enter")
-
-    assert show(root, act) == [["run", "--headless", "--gpus", "cpu", "--", "echo", "a b"]]
-
-
-def test_command_that_was_typed_before_can_be_corrected(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *"echo a", "tab", *"--gpus cpx", "enter")
+        await type_keys(pilot, *"echo 'a b'", "tab", *"--gpus cpx", "enter")
         await press(pilot, "f2", "tab", "end", "backspace", "u", "enter")
 
-    assert show(root, act)[-1] == ["run", "--headless", "--gpus", "cpu", "--", "echo", "a"]
+    [*_, started] = show(root, act)
+    assert started == ["run", "--headless", "--gpus", "cpu", "--", "echo", "a b"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +65,7 @@ def test_command_on_gpu_that_is_not_free_is_started_after_a_question(root: Path,
 
     async def act(pilot: Pilot[None]) -> None:
         pilot.app.gpu_poller.snapshot = demo_snapshot(0.0)  # type: ignore[attr-defined]
-        await press(pilot, *"true", "tab", *options.format(busy.index), "enter")
+        await type_keys(pilot, *"true", "tab", *options.format(busy.index), "enter")
         assert isinstance(pilot.app.screen, ChoiceDialog) is is_asked
         await press(pilot, "enter")
 

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from engine.runs.ownership import Ownership
 from support.runs.command_folder import make_command_finished, make_command_run
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
-from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_driver import drive, press, real_app, type_keys
 from tui.screens.compare import CompareScreen
 from tui.screens.run import RunScreen
 
@@ -37,29 +37,23 @@ async def open_list(pilot: Pilot[None]) -> None:
     await wait_until_idle(pilot)
 
 
-def test_list_of_commands_has_their_metrics_and_differing_parameters(runs: Path) -> None:
+def test_list_has_metrics_and_differing_parameters_of_commands_and_opens_one(runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await open_list(pilot)
         header = visible_text(pilot, "#all-runs").splitlines()[1].split()
         assert {"state", "step", "loss", "hidden", "command"} <= set(header) and "lr" not in header
-        await press(pilot, "slash", *"hidden>10")
+        await type_keys(pilot, "slash", *"hidden>10")
         text = visible_text(pilot, "#all-runs")
         assert "large" in text and "small" not in text
-
-    drive(real_app(runs), act, (160, 40))
-
-
-def test_list_opens_a_command_and_offers_what_it_takes(runs: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot)
-        await press(pilot, "slash", *"small", "enter")
+        await press(pilot, "escape")
+        await type_keys(pilot, "slash", *"small", "enter")
         screen = pilot.app.screen
         assert screen.is_available("again") and not screen.is_available("resume")  # type: ignore[attr-defined]
         screen.query_one("#all-runs").focus()
         await press(pilot, "enter")
         assert isinstance(pilot.app.screen, RunScreen)
 
-    drive(real_app(runs), act, (120, 34), notifications=True)
+    drive(real_app(runs), act, (160, 40))
 
 
 def test_comparison_shows_metrics_that_a_command_begins_later(runs: Path) -> None:

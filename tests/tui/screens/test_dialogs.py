@@ -88,21 +88,15 @@ def test_config_dialog_marks_changed_keys(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, SIZE)
 
 
-def test_question_selects_safe_answer(demo_runs_folder: Path) -> None:
+def test_question_selects_safe_answer_and_shows_its_consequence_whole(demo_runs_folder: Path) -> None:
+    consequence = "It leaves the queue and does not start until somebody queues it again."
+
     async def act(pilot: Pilot[None]) -> None:
         done: list[str] = []
         for keys in (("enter",), ("escape",), ("down", "enter")):
             confirm(pilot.app, "Stop?", "Keep it", "Stop", lambda: done.append("stopped"))
             await press(pilot, *keys)
             assert done == (["stopped"] if "down" in keys else [])
-
-    drive(demo_app(demo_runs_folder), act)
-
-
-def test_question_shows_its_consequence_whole(demo_runs_folder: Path) -> None:
-    consequence = "It leaves the queue and does not start until somebody queues it again."
-
-    async def act(pilot: Pilot[None]) -> None:
         confirm(pilot.app, f"Cancel a-run? {consequence}", "Keep it", "Cancel it", lambda: None)
         await pilot.pause()
         assert " ".join(visible_text(pilot, ".note").split()) == consequence

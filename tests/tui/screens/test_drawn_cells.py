@@ -17,17 +17,17 @@ from tui.terminal.theme import save_palette
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
-@pytest.mark.parametrize("key", ["", "r"])
-def test_cursor_of_terminal_colors_reverses_only_plain_text(key: str) -> None:
+def test_cursor_of_terminal_colors_reverses_only_plain_text() -> None:
     """A reversed color fills its cell: the graph of a free GPU would look like one of full load."""
 
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *key, "down", "down")
-        segments = [segment for strip in pilot.app.screen._compositor.render_strips() for segment in strip]
-        under_cursor = [segment for segment in segments if segment.style and segment.style.reverse]
-        assert under_cursor and not any(SQUARE in segment.text for segment in under_cursor)
-        reversed_styles = [segment.style or Style() for segment in under_cursor]
-        assert not any(style.dim or (style.color and not style.color.is_default) for style in reversed_styles)
+        for key in ("down", "r"):
+            await press(pilot, key, "down")
+            segments = [segment for strip in pilot.app.screen._compositor.render_strips() for segment in strip]
+            under_cursor = [segment for segment in segments if segment.style and segment.style.reverse]
+            assert under_cursor and not any(SQUARE in segment.text for segment in under_cursor)
+            reversed_styles = [segment.style or Style() for segment in under_cursor]
+            assert not any(style.dim or (style.color and not style.color.is_default) for style in reversed_styles)
 
     save_palette(ANSI)
     owners = demo_runs(Path("runs"))

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from support.screen.demo_app import visible_text, wait_until_idle
 from support.screen.form_driver import entry_of, form_of, post_keys, type_into
-from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_driver import drive, press, real_app, type_keys
 from tui.screens.dialogs import ChoiceDialog, TextDialog
 from tui.screens.form import FormScreen
 
@@ -46,7 +46,8 @@ def test_form_screen_gets_keys_typed_while_it_opens(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n", "slash", *"one-hot")
+        await press(pilot, "n")
+        await type_keys(pilot, "slash", *"one-hot")
         shown = visible_text(pilot, "#field-lines")
         assert "loss" in shown and "epochs" not in shown
         assert shown.startswith("╭─ Fields found ") and "─ In the description ─" in shown
@@ -54,7 +55,7 @@ def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
         assert "loss.name" in visible_text(pilot, "#about")
         await press(pilot, "escape")
         assert "epochs" in visible_text(pilot, "#field-lines")
-        await press(pilot, "ctrl+f", *"nothing", "enter", "x")
+        await type_keys(pilot, "ctrl+f", *"nothing", "enter", "x")
         assert "No field contains 'nothingx'" in visible_text(pilot, "#field-lines")
 
     drive(real_app(tmp_path / "runs"), act)

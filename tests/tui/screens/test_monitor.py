@@ -18,10 +18,11 @@ from support.screen.demo_app import (
     demo_snapshot,
     toasts,
     visible_text,
+    wait_until,
     with_first_gpu_idle,
 )
 from support.screen.queue_rows import make_row
-from support.screen.screen_driver import drive, press, wait_for_frame
+from support.screen.screen_driver import drive, press, return_to_first_screen, type_keys, wait_for_frame
 from tui.screens.app import GputrainApp
 from tui.screens.compare import CompareScreen
 from tui.screens.demo.server import FINISHED_RUN, LIVE_RUN
@@ -72,25 +73,16 @@ def test_monitor_click_selects_gpu_under_pointer(demo_runs_folder: Path) -> None
     drive(demo_app(demo_runs_folder), act, WIDE)
 
 
-@pytest.mark.parametrize(
-    ("keys", "title", "screen"),
-    [
-        ((), "enter open GPU", GpuScreen),
-        (("tab",), "enter open run", RunScreen),
-        (("tab", "tab"), "enter open run", RunScreen),
-    ],
-    ids=["GPU", "process of a run", "run"],
-)
-def test_monitor_enter_does_what_footer_says(
-    demo_runs_folder: Path, keys: tuple[str, ...], title: str, screen: type
-) -> None:
+def test_monitor_enter_does_what_footer_says(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *keys)
-        assert title in visible_text(pilot, "Keys")
-        await press(pilot, "enter")
-        assert isinstance(pilot.app.screen, screen)
-        if isinstance(pilot.app.screen, RunScreen):
-            assert pilot.app.screen.folder.name == LIVE_RUN
+        # A GPU, a process of a run, and a run.
+        for title, screen in (("enter open GPU", GpuScreen), *[("enter open run", RunScreen)] * 2):
+            assert title in visible_text(pilot, "Keys")
+            await press(pilot, "enter")
+            assert isinstance(pilot.app.screen, screen)
+            if isinstance(pilot.app.screen, RunScreen):
+                assert pilot.app.screen.folder.name == LIVE_RUN
+            await press(pilot, "escape", "tab")
 
     drive(demo_app(demo_runs_folder), act, (120, 34))
 
@@ -113,23 +105,27 @@ def test_monitor_lists_waiting_run_that_cannot_be_opened(demo_runs_folder: Path)
     drive(demo_app(demo_runs_folder), act, (120, 34))
 
 
-@pytest.mark.parametrize(
-    ("key", "shown"),
-    [
-        ("s", f"Stop {LIVE_RUN}?"),
-        ("l", f"Log of {LIVE_RUN}"),
-        ("D", f"{LIVE_RUN} is running and cannot be deleted"),
-        ("A", f"Archive {LIVE_RUN}?"),
-    ],
-)
-def test_monitor_changes_run_under_the_cursor(demo_runs_folder: Path, key: str, shown: str) -> None:
+CHANGES = {
+    "D": f"{LIVE_RUN} is running and cannot be deleted",
+    "s": f"Stop {LIVE_RUN}?",
+    "l": f"Log of {LIVE_RUN}",
+    "A": f"Archive {LIVE_RUN}?",
+}
+
+
+def test_monitor_changes_run_under_the_cursor(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, key)
-        assert "Select a run of gputrain first" in toasts(pilot)[-1] and " stop" not in visible_text(pilot, "Keys")
+        for key in CHANGES:
+            pilot.app.clear_notifications()
+            await press(pilot, key)
+            assert "Select a run of gputrain first" in toasts(pilot)[-1], key
+        assert " stop" not in visible_text(pilot, "Keys")
         await press(pilot, "tab", "tab")
         assert "s stop  p pause" in visible_text(pilot, "Keys")
-        await press(pilot, key)
-        assert shown in visible_text(pilot) or shown in toasts(pilot)[-1]
+        for key, shown in CHANGES.items():
+            await press(pilot, key)
+            assert shown in visible_text(pilot) or shown in toasts(pilot)[-1]
+            await return_to_first_screen(pilot)
 
     drive(demo_app(demo_runs_folder, demo=None), act, WIDE)
 
@@ -138,17 +134,15 @@ def test_monitor_lists_no_archived_runs(demo_runs_folder: Path) -> None:
     def archive(name: str) -> None:
         change_labels(RunFolder(demo_runs_folder / name), lambda labels: replace(labels, archived=True))
 
-    async def see_others(pilot: Pilot[None]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
         assert FINISHED_RUN not in visible_text(pilot, "#runs") and "Runs  2" in visible_text(pilot, "#runs")
-
-    async def see_none(pilot: Pilot[None]) -> None:
-        assert "Runs  0" in visible_text(pilot, "#runs") and "All runs are archived" in visible_text(pilot, "#runs")
+        for folder in demo_runs_folder.iterdir():
+            archive(folder.name)
+        await wait_until(pilot, lambda: "All runs are archived" in visible_text(pilot, "#runs"))
+        assert "Runs  0" in visible_text(pilot, "#runs")
 
     archive(FINISHED_RUN)
-    drive(demo_app(demo_runs_folder), see_others, WIDE)
-    for folder in demo_runs_folder.iterdir():
-        archive(folder.name)
-    drive(demo_app(demo_runs_folder), see_none, WIDE)
+    drive(demo_app(demo_runs_folder), act, WIDE)
 
 
 def test_footer_of_the_smallest_monitor_offers_a_script(demo_runs_folder: Path) -> None:
@@ -177,7 +171,7 @@ def test_monitor_shows_sweep_as_one_row_that_opens_it_and_is_marked_as_its_trial
         await press(pilot, "c")
         assert isinstance(pilot.app.screen, CompareScreen)
         await press(pilot, "escape")
-        await press(pilot, *"/-008", "enter")
+        await type_keys(pilot, *"/-008", "enter")
         assert "1 of 9 match" in visible_text(pilot, "#runs") and "night-008 " in visible_text(pilot, "#runs")
         await press(pilot, "escape")
         assert "enter open sweep" in visible_text(pilot, "Keys")
@@ -198,14 +192,14 @@ def test_monitor_without_watched_runs_says_how_to_watch(demo_runs_folder: Path) 
 
 def test_monitor_filter_counts_matches(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "slash", *"bob")
+        await type_keys(pilot, "slash", *"bob")
         processes = visible_text(pilot, "#processes")
         assert "Processes  2 of 5 match 'bob'" in processes
         assert "41204" in processes and "41206" not in processes
         assert "0 of 3 runs match 'bob'" in visible_text(pilot, "#runs")
         await press(pilot, "escape")
         assert "Processes  5" in visible_text(pilot, "#processes")
-        await press(pilot, "slash", *"digits", "enter")
+        await type_keys(pilot, "slash", *"digits", "enter")
         assert "Runs  1 of 3 match 'digits'" in visible_text(pilot, "#runs")
 
     drive(demo_app(demo_runs_folder), act, (120, 34))

@@ -160,16 +160,6 @@ def test_theme_key_keeps_the_colors_of_a_terminal_of_16(monkeypatch: pytest.Monk
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "t")
         assert pilot.app.theme == ANSI.name
-
-    drive(app_on_runs(), act)
-
-
-@pytest.mark.usefixtures("runs")
-def test_theme_of_terminal_uses_no_colors_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("COLORTERM")
-
-    async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
         assert {color for color in shown_colors(pilot) if color.startswith("#")} == set()
 
