@@ -13,7 +13,7 @@ from engine.base.answers import Answer
 from engine.base.codec import InvalidRecordError, Record, decode, encode
 from engine.base.errors import CodedError, Problem, UsageError
 from engine.train.distributed.rank_env import RankInfo
-from engine.train.distributed.rendezvous import get_from_rank
+from engine.train.distributed.rendezvous import await_keys
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -40,13 +40,16 @@ def send(store: Store, key: str, message: Record) -> None:
 
 def receive(store: Store, rank: int, key: str, kind: type[MessageT]) -> MessageT:
     """Return the message that a rank stores under `key`. Raises RendezvousTimeoutError and PeerFailedError."""
-    return decode_message(get_from_rank(store, rank, key), key, kind)
+    await_keys(store, {rank: key})
+    return decode_message(store.get(key), key, kind)
 
 
 def exchange(store: Store, rank_info: RankInfo, key: str, message: MessageT) -> list[MessageT]:
-    """Return the message of each rank. A collective on the store."""
-    send(store, f"{key}/{rank_info.rank}", message)
-    return [receive(store, rank, f"{key}/{rank}", type(message)) for rank in range(rank_info.world_size)]
+    """Return the message of each rank. A collective on the store. Raises as `receive` does."""
+    keys = {rank: f"{key}/{rank}" for rank in range(rank_info.world_size)}
+    send(store, keys[rank_info.rank], message)
+    await_keys(store, keys)
+    return [decode_message(store.get(each), each, type(message)) for each in keys.values()]
 
 
 def decode_message(data: bytes, key: str, kind: type[MessageT]) -> MessageT:

@@ -30,7 +30,6 @@ from engine.runs.records import RankDevice
 from engine.train.distributed.messages import exchange
 from engine.train.distributed.node_plan import Backend, NodePlan
 from engine.train.distributed.rank_env import RankInfo
-from engine.train.distributed.rendezvous import wait_for_ranks
 from engine.train.distributed.watchdog import collective_timeout_s
 
 NCCL_HEARTBEAT_TIMEOUT_SECONDS = 480  # torch's default
@@ -51,10 +50,10 @@ def join_process_group(
     """
     timeout_s = collective_timeout_s(config.device.timeout, config.run.watchdog)
     # The watchdog ignores the setup, so `device.timeout` alone limits how long ranks wait for each other here.
-    wait_for_ranks(store, rank_info, config.device.timeout)
-    rank_devices = exchange_rank_devices(plan, rank_info, store)
+    ranks = exchange(store, rank_info, "devices", describe_rank(plan, rank_info, os.environ))
+    rank_devices = [device for rank in ranks for device in rank.devices]
     check_devices_unique(rank_devices)
-    os.environ.update(choose_interfaces(rank_info, store, os.environ))
+    os.environ.update(choose_interfaces(ranks, os.environ))
     # Gloo of torch 2.9 prints a line for each group.
     silence = discarded_stdout() if torch.__version__ < "2.11" else nullcontext()
     with silence:
@@ -113,21 +112,24 @@ def nccl_heartbeat_timeout_s(timeout_s: float) -> int:
     return int(min(max(timeout_s, NCCL_HEARTBEAT_TIMEOUT_SECONDS), MAX_NCCL_HEARTBEAT_TIMEOUT_SECONDS))
 
 
-class RankDevices(Record, frozen=True):
-    """The devices of a rank."""
+class RankHello(Record, frozen=True, kw_only=True):
+    """What a rank tells the others first: its devices, its network, and whether other hosts may reach the interface
+    that Gloo takes on its host."""
 
     devices: tuple[RankDevice, ...]
+    network: str
+    reachable: bool
 
 
-def exchange_rank_devices(plan: NodePlan, rank_info: RankInfo, store: Store) -> list[RankDevice]:
-    """Return one record for each device of each rank, ordered by rank. A collective on the store."""
+def describe_rank(plan: NodePlan, rank_info: RankInfo, environ: Mapping[str, str]) -> RankHello:
+    """Return what this rank tells the others."""
     host, pid = socket.gethostname(), os.getpid()
     devices = tuple(
         RankDevice(rank_info.rank, host, pid, plan.devices[index], *(plan.gpus[index] if plan.gpus else ()))
         for index in plan.device_indices(rank_info.local_rank)
     )
-    ranks = exchange(store, rank_info, "devices", RankDevices(devices))
-    return [record for rank in ranks for record in rank.devices]
+    reachable = bool(environ.get(GLOO_VARIABLE)) or _is_reachable(host)
+    return RankHello(devices=devices, network=_network_id(), reachable=reachable)
 
 
 def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:
@@ -144,37 +146,18 @@ def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:
             )
 
 
-class RankNetwork(Record, frozen=True, kw_only=True):
-    """The network of a rank, its host, and whether other hosts may reach the interface that Gloo takes there."""
+def choose_interfaces(ranks: Sequence[RankHello], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that select the interfaces of a rank, without those that are set already.
 
-    network: str
-    host: str
-    reachable: bool
-
-
-def loopback_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make ranks of one host connect through loopback, without those that are set already."""
-    return {name: interface for name, interface in LOOPBACK.items() if not environ.get(name)}
-
-
-def choose_interfaces(rank_info: RankInfo, store: Store, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that select the interfaces of this rank, without those that are set already.
-
-    A collective on the store. Raises UsageError on all ranks if the ranks are on several hosts, and others cannot reach
-    one of them.
+    Raises UsageError, on all ranks, if the ranks are on several hosts, and others cannot reach one of them.
     """
-    host = socket.gethostname()
-    mine = RankNetwork(
-        network=_network_id(), host=host, reachable=bool(environ.get(GLOO_VARIABLE)) or _is_reachable(host)
-    )
-    ranks = exchange(store, rank_info, "network", mine)
-    if all(rank.network == mine.network for rank in ranks):
-        return loopback_variables(environ)
+    if len({rank.network for rank in ranks}) == 1:
+        return {name: interface for name, interface in LOOPBACK.items() if not environ.get(name)}
     for rank in ranks:
         if not rank.reachable:
             raise UsageError.one(
                 "device.launcher",
-                f"the host name {rank.host} resolves to loopback there, which other hosts cannot reach",
+                f"the host name {rank.devices[0].host} resolves to loopback there, which other hosts cannot reach",
                 f"set {GLOO_VARIABLE} on that host to the interface that connects them",
                 code="connection-failed",
             )

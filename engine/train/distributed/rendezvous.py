@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -98,31 +97,16 @@ def store_timeout_s(store: Store) -> float:
     return timeout.total_seconds()
 
 
-def wait_for_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> None:
-    """Wait until all ranks have called this. Raises RendezvousTimeoutError, which names those that have not."""
-    keys = {rank: f"joined/{rank}" for rank in range(rank_info.world_size)}
-    store.set(keys[rank_info.rank], "")
-    # The timeout error of the store does not tell which ranks are missing. After any other error, `check` fails too.
+def await_keys(store: Store, keys: Mapping[int, str]) -> None:
+    """Wait until each rank has stored its key. Raises RendezvousTimeoutError, which names those that have not."""
     with suppress(RuntimeError):
-        store.wait(list(keys.values()), timedelta(seconds=timeout_s))
-    missing = [str(rank) for rank, key in keys.items() if not store.check([key])]
-    if missing:
-        noun = "rank" if len(missing) == 1 else "ranks"
+        store.wait([*keys.values()])
+        return
+    # The timeout error of the store does not tell which ranks are missing. After any other error, `check` fails too.
+    if missing := [str(rank) for rank, key in keys.items() if not store.check([key])]:
+        who, whose = ("rank", "its") if len(missing) == 1 else ("ranks", "their")
+        what = next(iter(keys.values())).partition("/")[0]
         raise RendezvousTimeoutError(
-            f"{noun} {', '.join(missing)} did not join the process group within {timeout_s:g} s; "
-            "increase device.timeout if their setup takes longer",
+            f"{who} {', '.join(missing)} did not send {whose} {what} within {store_timeout_s(store):g} s; increase "
+            "device.timeout if that takes longer",
         )
-
-
-def get_from_rank(store: Store, rank: int, key: str) -> bytes:
-    """Return the value that a rank stores under `key`. Raises RendezvousTimeoutError."""
-    began, timeout_s = time.monotonic(), store_timeout_s(store)
-    try:
-        return store.get(key)
-    except RuntimeError as error:
-        if time.monotonic() - began < timeout_s:
-            raise
-        raise RendezvousTimeoutError(
-            f"rank {rank} did not send its {key.partition('/')[0]} within {timeout_s:g} s; increase device.timeout if "
-            "that takes longer",
-        ) from error

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import socket
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
-import torch.distributed as dist
 
-from engine.train.distributed import process_group
-from engine.train.distributed.process_group import choose_interfaces
+from engine.runs.records import RankDevice
+from engine.train.distributed.node_plan import NodePlan
+from engine.train.distributed.process_group import RankHello, choose_interfaces, describe_rank
 from engine.train.distributed.rank_env import RankInfo
 from support.messages import raises_problem
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-RANK_0 = RankInfo(0, 2, 0, 1)
 
 
 @pytest.fixture(params=["127.0.1.1", "192.0.2.7"])
@@ -25,34 +25,33 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return address
 
 
-def store_with(network: str | None, *, reachable: bool = True) -> dist.HashStore:
-    """Return a store in which rank 1 has published its network; None is the network of this process."""
-    store = dist.HashStore()
-    network = process_group._network_id() if network is None else network
-    store.set("network/1", json.dumps({"network": network, "host": "gpu07", "reachable": reachable}))
-    return store
+def choose(
+    network: str = "", *, reachable: bool = True, environ: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Choose the interfaces of this process and of a rank 1 on another host; "" is the network of this process."""
+    own = describe_rank(NodePlan(("cpu",), (None,), 1, 1, 0, "gloo"), RankInfo(0, 2, 0, 1), environ)
+    other = RankHello(devices=(RankDevice(1, "gpu07", 2, "cpu"),), network=network or own.network, reachable=reachable)
+    return choose_interfaces([own, other], environ)
 
 
 def test_ranks_of_one_host_connect_through_loopback() -> None:
-    assert choose_interfaces(RankInfo(0, 1, 0, 1), dist.HashStore(), {}) == LOOPBACK
-    assert choose_interfaces(RANK_0, store_with(None, reachable=False), {}) == LOOPBACK
+    assert choose(reachable=False) == LOOPBACK
 
 
 def test_interface_of_user_is_kept() -> None:
-    environ = {"NCCL_SOCKET_IFNAME": "eth0"}
-    assert choose_interfaces(RankInfo(0, 1, 0, 1), dist.HashStore(), environ) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert choose(environ={"NCCL_SOCKET_IFNAME": "eth0"}) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_host_whose_name_resolves_to_loopback_is_refused_with_variable_to_set(address: str) -> None:
     if address == "192.0.2.7":
-        assert choose_interfaces(RANK_0, store_with("other"), {}) == {}
+        assert choose("other") == {}
         return
     with raises_problem("connection-failed", "device.launcher", socket.gethostname(), "GLOO_SOCKET_IFNAME"):
-        choose_interfaces(RANK_0, store_with("other"), {})
-    assert choose_interfaces(RANK_0, store_with("other"), {"GLOO_SOCKET_IFNAME": "eth7"}) == {}
+        choose("other")
+    assert choose("other", environ={"GLOO_SOCKET_IFNAME": "eth7"}) == {}
 
 
 @pytest.mark.parametrize("address", ["192.0.2.7"], indirect=True)
 def test_refused_host_is_named_on_all_ranks(address: str) -> None:
     with raises_problem("connection-failed", "device.launcher", "gpu07"):
-        choose_interfaces(RANK_0, store_with("other", reachable=False), {})
+        choose("other", reachable=False)

@@ -42,8 +42,8 @@ def test_nccl_heartbeat_outlasts_collectives_within_32_bits(collective: float, h
 
 def test_shared_gpu_is_refused_before_the_group_is_created() -> None:
     store, host = dist.HashStore(), os.uname().nodename
-    store.set("joined/1", "")
-    store.set("devices/1", json.dumps({"devices": [{"rank": 1, "host": host, "pid": 2, "device": "GPU-0"}]}))
+    devices = [{"rank": 1, "host": host, "pid": 2, "device": "GPU-0"}]
+    store.set("devices/1", json.dumps({"devices": devices, "network": "", "reachable": True}))
     plan = NodePlan(("GPU-0",), (None,), 1, 1, 0, "nccl-legacy")
     with raises_problem("gpu-in-use", "device.gpus", "GPU-0"):
         join_process_group(resolve_config(None, []).config, plan, torch.device("cuda", 0), RankInfo(0, 2, 0, 1), store)

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.train.distributed.messages import HostProblems, exchange
 from engine.train.distributed.rank_env import RankInfo
 from engine.train.distributed.rendezvous import (
     RendezvousTimeoutError,
     create_store_file,
-    get_from_rank,
     open_local_store,
-    wait_for_ranks,
 )
 from support.messages import raises_problem
 
@@ -54,13 +53,8 @@ def test_local_store_cannot_be_opened_by_another_user(store_fd: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_join_names_ranks_that_do_not_arrive(store_fd: int) -> None:
+@pytest.mark.parametrize(("ranks", "names"), [(3, " 1, 2 "), (2, " 1 ")])
+def test_exchange_names_ranks_that_do_not_send(store_fd: int, ranks: int, names: str) -> None:
     store = open_local_store(store_fd, timeout_s=1)
-    with raises_problem("timed-out", None, " 1, 2 ", "1 s", "device.timeout", kind=RendezvousTimeoutError):
-        wait_for_ranks(store, RankInfo(0, 3, 0, 3), 1)
-
-
-def test_get_from_rank_names_rank_that_sends_nothing(store_fd: int) -> None:
-    store = open_local_store(store_fd, timeout_s=1)
-    with raises_problem("timed-out", None, " 1 ", "comparison", "1 s", "device.timeout", kind=RendezvousTimeoutError):
-        get_from_rank(store, 1, "comparison/1")
+    with raises_problem("timed-out", None, names, "comparison", "1 s", "device.timeout", kind=RendezvousTimeoutError):
+        exchange(store, RankInfo(0, ranks, 0, ranks), "comparison", HostProblems(host="a", problems=()))

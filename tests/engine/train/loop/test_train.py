@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 from torch.distributed import HashStore
@@ -28,8 +30,10 @@ def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.Monke
     config = resolve_config("digits", overrides).config
     job = Job(config, plan_node(config, []), None, False, open_source(config))
     channel = Channel(print, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=config.device.timeout))
     with raises_problem("timed-out", None, " 1 ", "0.5 s", kind=RendezvousTimeoutError):
-        train(job, RankInfo(0, 2, 0, 2), HashStore(), channel)
+        train(job, RankInfo(0, 2, 0, 2), store, channel)
 
 
 @pytest.mark.parametrize(
