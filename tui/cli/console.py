@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +16,7 @@ from engine.base.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from engine.base.codec import Record
     from engine.base.errors import Problem
@@ -35,6 +36,26 @@ def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
 
     for line in plain_lines(columns, rows):
         typer.echo(line)
+
+
+def print_lines(console: Console, lines: Iterable[Text]) -> None:
+    """Print lines that fit the console, or are as long as they are."""
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def show_frames(console: Console, frames: Iterable[Iterable[Text]], *, in_place: bool) -> None:
+    """Print the lines of each frame, or draw them in place of those before."""
+    from rich.live import Live
+
+    from tui.screens.tables import joined
+
+    with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
+        for lines in frames:
+            if live is None:
+                print_lines(console, lines)
+            else:
+                live.update(joined(lines), refresh=True)
 
 
 def print_points(points: Iterable[Point]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from engine.base.text import list_names
 from engine.jobs.hosts.channel import parse_hosts
 from engine.jobs.hosts.reading import HostReading, HostState, list_rows
 from engine.jobs.hosts.watch import HostWatch
-from tui.cli.console import is_read_for, json_line, print_json, table_console, until_unread
-from tui.screens.tables import joined
+from tui.cli.console import is_read_for, json_line, print_json, print_lines, show_frames, table_console, until_unread
 from tui.screens.tables.hosts import state_text
 from tui.screens.tables.processes import snapshot_lines
 from tui.terminal.palette import BAD
@@ -39,8 +38,7 @@ def show_host_gpus(names: str, *, as_json: bool, watch: bool, processes: bool) -
             print_json({"hosts": [_to_json(reading) for reading in readings]})
         else:
             console = table_console()
-            for line in host_lines(readings, console.width, processes=processes):
-                console.print(line, soft_wrap=True)
+            print_lines(console, host_lines(readings, console.width, processes=processes))
         exit_unless_any(readings)
 
 
@@ -65,16 +63,13 @@ def _print_changes(hosts: HostWatch) -> None:
 
 
 def _redraw(hosts: HostWatch, *, processes: bool) -> None:
-    from rich.live import Live
-
     console = table_console()
-    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+
+    def frames() -> Iterator[Iterator[Text]]:
         while is_read_for(WATCH_SECONDS):
-            lines = joined(host_lines(hosts.readings(), console.width, processes=processes))
-            if live is None:
-                console.print(lines)
-            else:
-                live.update(lines, refresh=True)
+            yield host_lines(hosts.readings(), console.width, processes=processes)
+
+    show_frames(console, frames(), in_place=sys.stdout.isatty())
 
 
 def _to_json(reading: HostReading) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from engine.report.table import Align, Column
 from engine.runs.root import runs_root
 from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, resolve_arguments
-from tui.cli.console import ask, print_json, print_table, table_console
-from tui.cli.gpus import GpusOptions, show_gpus
+from tui.cli.console import ask, print_json, print_lines, print_table, table_console
+from tui.cli.gpus import show_gpus
 from tui.cli.options import HostsOption, JsonOption, RunsDirOption, TrustCodeOption, YesOption, count_option
 
 DEFAULT_SECONDS = 1.0
@@ -33,19 +33,16 @@ DEFAULT_SECONDS = 1.0
     [
         "gputrain gpus",
         "gputrain gpus --watch --processes",
-        "gputrain gpus --json --links",
         "gputrain gpus --record gpus.jsonl -n 60",
         "gputrain gpus --hosts lab1,lab2",
     ],
-    "With --json, --watch prints one line per sample. GPUs older than Hopper need --links; others always measure PCIe. "
-    "GPUTRAIN_NVML=replay:FILE replays the samples of --record.",
+    "With --json, --watch prints one line per sample. GPUTRAIN_NVML=replay:FILE replays the samples of --record.",
 )
 def gpus(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the reason of each null.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     processes: Annotated[bool, typer.Option("--processes", help="List the processes on each GPU.")] = False,
-    links: Annotated[bool, typer.Option("--links", help="Measure PCIe throughput, 40 ms per GPU.")] = False,
     interval: Annotated[
         float,
         typer.Option("--interval", metavar="SECONDS", min=MIN_PERIOD_SECONDS, max=3600, help="Time between samples."),
@@ -61,23 +58,13 @@ def gpus(
     if hosts is not None:
         from tui.cli.hosts import show_host_gpus
 
-        refused = {"--links": links, "--count": count, "--record": record, "--interval": interval != DEFAULT_SECONDS}
+        refused = {"--count": count, "--record": record, "--interval": interval != DEFAULT_SECONDS}
         if option := next((option for option, is_set in refused.items() if is_set), None):
             raise UsageError.one("--hosts", f"cannot be combined with {option}", code="conflict")
         show_host_gpus(hosts, as_json=as_json, watch=watch, processes=processes)
         return
 
-    show_gpus(
-        GpusOptions(
-            json=as_json,
-            watch=watch,
-            processes=processes,
-            links=links,
-            interval_s=interval,
-            samples=count,
-            record=record,
-        )
-    )
+    show_gpus(as_json=as_json, watch=watch, processes=processes, interval_s=interval, count=count, record=record)
 
 
 @command(
@@ -144,8 +131,7 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
         with console.status("checking") if sys.stdout.isatty() else nullcontext():
             for area in areas:
                 done += area
-                for line in area_lines(area, console.width):
-                    console.print(line, soft_wrap=True)
+                print_lines(console, area_lines(area, console.width))
         typer.echo(summary_line(done), err=True)
     return int(any(check.state == "problem" for check in done))
 

@@ -25,7 +25,7 @@ from engine.runs.root import runs_root
 from engine.runs.run_row import RunRow, claim_message, open_run
 from engine.runs.sent_request import SentRequest
 from tui.cli.command import command
-from tui.cli.console import print_error, print_json, table_console
+from tui.cli.console import print_error, print_json, print_lines, table_console
 from tui.cli.options import JsonOption, NoWaitOption, RunsDirOption, TrustOwnerOption, run_argument
 from tui.cli.run_options import for_each, takes_run, takes_runs, watch_other_hosts
 
@@ -340,8 +340,7 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
     from tui.screens.tables.profile import profile_lines, trace_lines
 
     console = table_console()
-    for line in (*profile_lines(profile, console.width), *trace_lines(profile, path)):
-        console.print(line, soft_wrap=True)
+    print_lines(console, [*profile_lines(profile, console.width), *trace_lines(profile, path)])
 
 
 def fail(reason: str, *, code: str) -> NoReturn:

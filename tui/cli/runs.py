@@ -14,7 +14,7 @@ from engine.base.text import printable
 from engine.runs.log import open_log
 from engine.runs.root import LAST_RUN
 from tui.cli.command import command
-from tui.cli.console import is_read_for, print_json, print_points, print_points_json, table_console
+from tui.cli.console import is_read_for, print_json, print_lines, print_points, print_points_json, table_console
 from tui.cli.options import (
     OR_PATH,
     CurvesOption,
@@ -143,5 +143,4 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     if row.record.command:
         return
     typer.echo()
-    for changed in change_lines(config_changes(row.record.config or {}), console.width):
-        console.print(changed, soft_wrap=True)
+    print_lines(console, change_lines(config_changes(row.record.config or {}), console.width))

@@ -79,7 +79,7 @@ def test_escapes_of_host_do_not_reach_terminal(ssh: SshStandIn) -> None:
         assert result.exit_code == 0 and "\x1b" not in result.output
 
 
-@pytest.mark.parametrize("option", ["--links", "--record=x", "--count=2", "--interval=5"])
+@pytest.mark.parametrize("option", ["--record=x", "--count=2", "--interval=5"])
 def test_options_of_this_host_are_refused(option: str) -> None:
     result = call("gpus", "--hosts", "lab1", option)
     assert result.exit_code == 2 and says(result.stderr, "conflict", "--hosts", option.partition("=")[0])
