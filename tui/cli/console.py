@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import sys
 import time
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from engine.base.errors import Problem, UsageError
 from engine.base.exit_codes import ExitCode
+from engine.base.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from engine.base.codec import Record
-    from engine.base.errors import Problem
     from engine.report.table import Column, Row
     from engine.runs.find import OpenedRun
     from engine.watch.points import Point
@@ -118,8 +120,6 @@ def until_unread() -> Iterator[None]:
 
 def is_read_for(seconds: float) -> bool:
     """Wait for that time, and return whether somebody still reads stdout; not when its terminal or pipe has closed."""
-    import select
-
     poll = select.poll()
     # Without events, poll(2) reports only that the other end is closed.
     poll.register(1, 0)
@@ -139,7 +139,6 @@ def table_console() -> Console:
 @contextmanager
 def exit_on_usage_error() -> Iterator[None]:
     """Print one line for each problem of a UsageError and exit with code 2."""
-    from engine.base.errors import UsageError
 
     try:
         yield
@@ -151,14 +150,12 @@ def exit_on_usage_error() -> Iterator[None]:
 
 def print_error(problem: Problem) -> None:
     """Print an error on stderr, escaped: it may contain the names of other users' runs and files."""
-    from engine.base.text import printable
 
     typer.echo(f"error: {printable(str(problem))}", err=True)
 
 
 def print_warning(problem: Problem) -> None:
     """Print a warning on stderr, escaped as an error."""
-    from engine.base.text import printable
 
     typer.echo(f"warning: {printable(str(problem))}", err=True)
 
@@ -172,7 +169,6 @@ def ask(question: str, lines: Sequence[str], command: str, *, yes: bool) -> None
     """Ask on the terminal whether to go on; leave with exit code 1 if not. `lines` say what it is about.
 
     Raises UsageError without a terminal."""
-    from engine.base.errors import UsageError
 
     if yes:
         return
@@ -197,7 +193,6 @@ def show_progress(text: str) -> None:
 @contextmanager
 def reading_line(runs: Sequence[OpenedRun]) -> Iterator[Callable[[OpenedRun, float], None]]:
     """Yield what shows on a terminal how far the runs of other programs have been read, if that takes long."""
-    from engine.base.text import printable
     from engine.report.table import shorten
 
     shown = time.monotonic() + PATIENCE_SECONDS - REFRESH_SECONDS

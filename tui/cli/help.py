@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
+from engine.base.errors import UsageError, nearest
 from tui.cli.console import exit_on_usage_error
 from tui.cli.help_page import COMMAND_OPTIONS, CONFIG_OPTIONS, PANELS, make_help, panel_of, write_parameters
 from tui.cli.tree import COMMANDS, TOP_PANELS, WORDS, subcommands
@@ -95,7 +96,6 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in self.names() or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        from engine.base.errors import UsageError
 
         with exit_on_usage_error():
             raise UsageError([unknown_command_problem(args[0], ctx, list(self.names()), args[1:])])
@@ -217,7 +217,6 @@ class HelpCommand(TyperCommand):
 
     def check_words(self, ctx: Any, args: Sequence[str], commands: Sequence[str]) -> None:
         """Refuse arguments that name, or nearly name, commands of the group that calls this one by default."""
-        from engine.base.errors import UsageError, nearest
 
         words = guard_minus_words(self, args)[1]
         if (word := next((word for word in words if word in commands), None)) is not None:

@@ -13,6 +13,7 @@ from engine.jobs.launch.detached import LaunchedRun
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.root import runs_root
+from engine.runs.run_row import open_run
 from tui.cli.terminal import plain_commands, require_terminal
 from tui.screens.app import GputrainApp
 from tui.screens.launcher import CALLED_HOST
@@ -140,6 +141,4 @@ def live_runs(app: GputrainApp) -> list[RunFolder]:
     """Return the live ones of the runs that were opened or started in this session; none of the demo's."""
     if app.demo_notice is not None:
         return []
-    from engine.runs.run_row import open_run
-
     return [folder for folder in app.opened_runs if open_run(folder).live]

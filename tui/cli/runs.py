@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from engine.base.codec import asdict
 from engine.base.errors import UsageError
 from engine.base.files import expand_user
 from engine.base.text import printable
+from engine.runs.folder import RunFolder
 from engine.runs.log import open_log
 from engine.runs.root import LAST_RUN
 from tui.cli.command import command
@@ -29,10 +31,6 @@ from tui.cli.options import (
 from tui.cli.run_options import find_any_runs, reads_run
 from tui.cli.terminal import plain_commands, require_terminal
 
-if TYPE_CHECKING:
-    from engine.runs.folder import RunFolder
-
-
 POLL_SECONDS = 0.3
 
 
@@ -49,7 +47,6 @@ def attach(
     Quitting the screen does not stop the runs.
     """
     from engine.runs.comparison import require_comparable
-    from engine.runs.folder import RunFolder
     from tui.cli.open_tui import open_screen
 
     names = runs or [LAST_RUN]
@@ -123,7 +120,6 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
         else:
             print_points(points)
         return
-    from engine.base.codec import asdict
     from engine.report.outcome import find_outcome
     from engine.runs.metric_directions import read_directions
     from engine.runs.run_row import open_run

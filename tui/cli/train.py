@@ -16,6 +16,7 @@ from engine.base.text import printable
 from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
 from engine.config.user_errors import code_root
 from engine.jobs.command.terminal import input_of_gputrain
+from engine.runs.folder import RunFolder
 from engine.runs.root import is_run_folder, runs_root
 from engine.train.distributed.rank_env import detect_launcher
 from tui.cli.command import Callback, command, expand_parameter
@@ -243,7 +244,6 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     Exits with the code of the command if it refuses the request. Raises UsageError if the config is invalid."""
     from engine.jobs.launch.detached import wait_until_queued
     from engine.jobs.queue.listing import RowState, find_row
-    from engine.runs.folder import RunFolder
     from tui.screens.launcher import launch_run
 
     if request.command is None and detect_launcher(request.config.device.launcher, os.environ) != "spawn":
@@ -340,7 +340,6 @@ def build_request(
 def repeats_stored_run(resolved: ResolvedConfig, root: Path) -> bool:
     """Return whether a config has its name, which is in use, from the config that a run folder stores, and does not
     resume that run."""
-    from engine.runs.folder import RunFolder
 
     run, source = resolved.config.run, Path(resolved.sources["run.name"])
     if run.name is None or run.resume or run.requeue or "run.name" in resolved.typed:

@@ -9,7 +9,7 @@ import typer
 
 from engine.base.text import pluralize
 from engine.base.units import format_count, format_number
-from engine.jobs.command.try_parse import TriedMetric
+from engine.jobs.command.try_parse import TriedMetric, try_parse
 from engine.report.table import Align, Column
 from tui.cli.console import print_json, print_table
 from tui.cli.run_command import CommandOptions
@@ -29,7 +29,6 @@ TRIED_COLUMNS: tuple[Column[TriedRow], ...] = (
 def show_try_parse(options: CommandOptions, *, as_json: bool) -> None:
     """Print which metrics `--parse` and the patterns of gputrain find in a file. Raises UsageError."""
 
-    from engine.jobs.command.try_parse import try_parse
     from tui.screens.tables.tried_formats import format_lines
 
     tried = try_parse(Path(str(options.try_parse)), options.parse)

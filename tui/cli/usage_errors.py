@@ -9,16 +9,14 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from engine.base.errors import Problem, UsageError, did_you_mean
 from tui.cli.console import exit_on_usage_error
 from tui.cli.tree import COMMANDS, RESULTS, RUNS, WORDS
 from tui.form.flags import FLAG_TO_KEY
-
-if TYPE_CHECKING:
-    from engine.base.errors import Problem
 
 # typer exports only this subclass of the error.
 TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -37,7 +35,6 @@ def one_line_usage_errors() -> Iterator[None]:
         if type(error).show is not TyperUsageError.show:
             # It shows something else: the help page of a command without arguments.
             raise
-        from engine.base.errors import UsageError
 
         with exit_on_usage_error():
             raise UsageError([_to_problem(error)]) from error
@@ -45,7 +42,6 @@ def one_line_usage_errors() -> Iterator[None]:
 
 def _to_problem(error: Any) -> Problem:
     """Return the problem that an error of typer describes."""
-    from engine.base.errors import Problem, did_you_mean
 
     context, param = error.ctx, getattr(error, "param", None)
     advice = _help_advice(context) if context is not None else ""
@@ -65,7 +61,6 @@ def _to_problem(error: Any) -> Problem:
 
 def _unknown_option_problem(option: str, context: Any, advice: str) -> Problem:
     """Return the problem of an option that a command does not have: what was meant, or what it sets elsewhere."""
-    from engine.base.errors import Problem, did_you_mean
 
     known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
     key = FLAG_TO_KEY.get(option.removeprefix("--").replace("-", "_"))
@@ -132,7 +127,6 @@ def _as_clause(sentence: str) -> str:
 
 def unknown_command_problem(name: str, context: Any, commands: list[str], rest: Sequence[str] = ()) -> Problem:
     """Return the problem of a command that does not exist. `rest` is what follows it, for the command that is meant."""
-    from engine.base.errors import Problem, did_you_mean
 
     # The command of a group: `gputrain tag` means `gputrain runs tag`.
     inner = [
