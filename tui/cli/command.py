@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
@@ -68,6 +68,20 @@ def expand_parameter(
     expanded.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # typer reads it
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return expanded
+
+
+def takes(name: str, group: type[Any], only: Collection[str] = ()) -> Callable[[Callback], Callback]:
+    """Replace the parameter `name` by the options that are the fields of a dataclass. With `only` some of them, the
+    others keep their defaults."""
+    hints = get_type_hints(group, include_extras=True)
+    kept = [each for each in fields(group) if each.name in only or not only]
+    # A list has no default here: typer has None for one without words.
+    parameters = {each.name: (hints[each.name], None if each.default is MISSING else each.default) for each in kept}
+
+    def combine(values: dict[str, Any]) -> Any:
+        return group(**{key: value for key, value in values.items() if value is not None})
+
+    return functools.partial(expand_parameter, name=name, parameters=parameters, combine=combine)
 
 
 def _annotation(function: Callback, parameter: inspect.Parameter) -> Any:

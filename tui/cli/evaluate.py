@@ -18,12 +18,12 @@ from engine.base.text import pluralize, printable
 from engine.config.tasks import task_facts
 from engine.runs.checkpoint_files import find_checkpoint
 from engine.runs.folder import RunFolder
-from tui.cli.command import command
+from tui.cli.command import command, takes
 from tui.cli.completions import complete_evaluation_keys
 from tui.cli.config_arguments import FlagOverrides, config_flags
 from tui.cli.console import print_json, print_warning
 from tui.cli.options import JsonOption, Split, count_option, split_option
-from tui.cli.run_options import ModelOptions, takes_model, takes_run
+from tui.cli.run_options import ModelOptions, takes_run
 
 if TYPE_CHECKING:
     from engine.runs.inspection import InspectedImage, Inspection
@@ -60,7 +60,7 @@ class ListName(StrEnum):
     "an early epoch: models learn the right labels first (checkpoint.every_epochs=1, checkpoint.keep).",
 )
 @config_flags("dataset", "data_path", "image_size", "batch_size", "workers")
-@takes_model
+@takes("model", ModelOptions)
 @takes_run
 def evaluate(
     *,
@@ -109,7 +109,7 @@ def evaluate(
         print_evaluation(folder, model, overrides, split, as_json=as_json)
         return
     digest = checkpoint_digest(find_checkpoint(folder, model.checkpoint))
-    request = InspectionRequest(digest, model.raw, tuple(overrides), split)
+    request = InspectionRequest(digest, not model.ema, tuple(overrides), split)
     inspection = None if again else find_stored(folder, request)
     if inspection is None:
         with opened_checkpoint(folder, model) as (trained, reserved):
@@ -149,7 +149,7 @@ def opened_checkpoint(folder: RunFolder, model: ModelOptions) -> Iterator[tuple[
     from engine.train.inference.device import reserve_device
     from engine.train.inference.trained_model import read_trained_checkpoint
 
-    trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
+    trained = read_trained_checkpoint(folder, model.checkpoint, raw=not model.ema, code_trust=model.trust)
     with reserve_device(model.gpus, folder.name, print_warning) as reserved:
         yield trained, reserved
 

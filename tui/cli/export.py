@@ -10,11 +10,11 @@ from engine.base.errors import Problem
 from engine.base.files import expand_user
 from engine.base.text import printable
 from engine.runs.folder import RunFolder
-from tui.cli.command import command
+from tui.cli.command import command, takes
 from tui.cli.completions import complete_evaluation_keys
 from tui.cli.console import print_error, print_json, print_warning
 from tui.cli.options import ForceOption, JsonOption, output_option
-from tui.cli.run_options import ModelOptions, takes_run, takes_weights
+from tui.cli.run_options import ModelOptions, takes_run
 
 if TYPE_CHECKING:
     from engine.train.inference.export_proof import Proof
@@ -30,7 +30,7 @@ Format = Literal["safetensors", "torch-export", "onnx"]
     ],
     exit_codes={0: "success", 1: "the exported model predicts something else", 2: "usage error"},
 )
-@takes_weights
+@takes("model", ModelOptions, only=("checkpoint", "ema", "trust_code"))
 @takes_run
 def export(
     *,
@@ -66,7 +66,7 @@ def export(
     require_libraries(file_format)
     options = ExportOptions(file_format, force, tuple(changes or ()), images)
     target = folder.export if output is None else expand_user(output)
-    trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
+    trained = read_trained_checkpoint(folder, model.checkpoint, raw=not model.ema, code_trust=model.trust)
     paths, proof = export_model(trained, folder, target, options)
     if as_json:
         print_json(

@@ -26,32 +26,7 @@ TrustCodeOption = Annotated[
 TrustOwnerOption = Annotated[
     bool, typer.Option("--trust-owner", help="Use a run that another user owns or can change.")
 ]
-HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")]
 DetachOption = Annotated[bool, typer.Option("--detach", help="Start in the background and print the name.")]
-# Set by --detach for the command that it starts.
-DetachedOption = Annotated[bool, typer.Option("--detached", hidden=True)]
-OnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="HOST",
-        help="Start it on HOST over ssh; any or any:HOST,HOST: where GPUs are free; slurm, ray:HOST:8265: as a job.",
-    ),
-]
-CopyOption = Annotated[
-    bool, typer.Option("--copy", help="With --on: send the code to a host without this folder, as --snapshot.")
-]
-NodesOption = Annotated[
-    int, typer.Option("--nodes", metavar="N", min=1, help="As a job: nodes, each with --ngpu GPUs.")
-]
-PartitionOption = Annotated[
-    str, typer.Option("--partition", metavar="NAME", help="With --on slurm: partition [default: of settings.yaml]")
-]
-SlurmOption = Annotated[
-    list[str] | None,
-    typer.Option("--slurm", metavar="OPTION", help="With --on slurm: of sbatch, as --slurm=--account=x; repeat."),
-]
-PrintOption = Annotated[bool, typer.Option("--print", help="As a job: print the script; submit nothing.")]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HostsOption = Annotated[
@@ -59,7 +34,6 @@ HostsOption = Annotated[
     typer.Option("--hosts", metavar="HOST,HOST", help="Ask these hosts through ssh; `all` for those of settings.yaml."),
 ]
 CurvesOption = Annotated[bool, typer.Option("--curves", help="Print each point of all curves, as CSV or --json.")]
-EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one event per line; implies --headless.")]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Follow the runs until they end, or Ctrl-C.")]
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the answer.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -19,10 +19,10 @@ from engine.base.units import format_score
 from engine.config.tasks import task_facts
 from engine.report.table import NO_LIMIT, Column, FittedTable, cell_width, fit, line_text
 from engine.runs.folder import RunFolder
-from tui.cli.command import command
+from tui.cli.command import command, takes
 from tui.cli.console import json_line, print_error, print_warning
 from tui.cli.options import ForceOption, JsonOption, output_option
-from tui.cli.run_options import ModelOptions, reads_run, takes_model
+from tui.cli.run_options import ModelOptions, reads_run
 
 if TYPE_CHECKING:
     from engine.train.inference.predict import InputFile, Prediction
@@ -39,7 +39,7 @@ TABLE_SUFFIXES = (".csv", ".json")
     ],
     exit_codes={0: "success", 1: "a named file cannot be read, or no image can", 2: "usage error"},
 )
-@takes_model
+@takes("model", ModelOptions)
 @reads_run
 def predict(
     *,
@@ -75,7 +75,9 @@ def predict(
     target = table_target(output, force=force)
     files = list(find_input_files([expand_user(path) for path in paths]))
     with reserve_device(model.gpus, folder.name, print_warning) as reserved:
-        trained = load_trained_model(folder, model.checkpoint, device=reserved, raw=model.raw, code_trust=model.trust)
+        trained = load_trained_model(
+            folder, model.checkpoint, device=reserved, raw=not model.ema, code_trust=model.trust
+        )
         raise typer.Exit(classify(folder, trained, files, top, target, as_json=as_json))
 
 

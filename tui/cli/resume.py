@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from engine.base.errors import UsageError
 from engine.base.libraries import check_training
 from engine.jobs.command.spec import has_command
-from tui.cli.command import command
+from tui.cli.command import command, takes
 from tui.cli.config_arguments import ChangesArgument, FlagOverrides, config_flags
 from tui.cli.options import run_argument
 from tui.cli.resume_command import renew_command, stored_command
@@ -21,10 +20,9 @@ from tui.cli.run_command import (
     check_keys,
     check_no_options,
     is_command_key,
-    takes_options,
 )
 from tui.cli.run_options import find_runs
-from tui.cli.train import EXIT_CODES, StartOptions, build_request, start_run, takes_start
+from tui.cli.train import EXIT_CODES, StartOptions, build_request, start_run
 
 COMMAND_ADVICE = "a command starts again as it was typed; --on-resume adds arguments, and a new run can have others"
 
@@ -41,8 +39,8 @@ COMMAND_ADVICE = "a command starts again as it was typed; --on-resume adds argum
     kind=ResumeCommand,
 )
 @config_flags()
-@takes_start
-@partial(takes_options, names=("env", "on_resume"))
+@takes("start", StartOptions)
+@takes("options", CommandOptions, only=("env", "on_resume"))
 def resume(
     *,
     run: Annotated[str, run_argument()],

@@ -10,8 +10,8 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,65 +49,42 @@ EXIT_CODES = {"command-not-executable": CommandExit.NOT_EXECUTABLE, "command-not
 """Exit codes by the codes of problems; any other is 125."""
 
 
+def _option(name: str, help_text: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help_text, metavar=metavar, rich_help_panel=COMMAND_OPTIONS)
+
+
 @dataclass(frozen=True)
 class CommandOptions:
     """The options that only a command has."""
 
-    cwd: str | None = None
-    env: tuple[str, ...] = ()
-    tag: tuple[str, ...] = ()
-    stop_signal: str = "INT"
-    metrics: tuple[str, ...] = ()
-    parse: tuple[str, ...] = ()
-    on_resume: str | None = None
-    try_parse: str | None = None
+    cwd: Annotated[str | None, _option("--cwd", "Working folder [default: this one]", "DIR")] = None
+    env: Annotated[list[str], _option("--env", "Set a variable, or take NAME from this shell.", "KEY=VALUE|NAME")] = (
+        field(default_factory=list)
+    )
+    tag: Annotated[list[str], _option("--tag", "Tag of the run; repeat for more.", "TAG")] = field(default_factory=list)
+    stop_signal: Annotated[str, _option("--stop-signal", "Signal that asks the command to stop.", "SIGNAL")] = "INT"
+    metrics: Annotated[
+        list[str], _option("--metrics", "File or folder with metrics [default: below --cwd]", "PATH")
+    ] = field(default_factory=list)
+    parse: Annotated[list[str], _option("--parse", "Also find metrics in the output: (?P<NAME>...).", "REGEX")] = field(
+        default_factory=list
+    )
+    on_resume: Annotated[
+        str | None, _option("--on-resume", "Arguments to add on resume, such as '--resume auto'.", "ARGS")
+    ] = None
+    try_parse: Annotated[
+        str | None, _option("--try-parse", "Print the metrics found in FILE; run nothing.", "FILE")
+    ] = None
 
 
-def _option(name: str, kind: Any, help_text: str, metavar: str | None = None) -> Any:
-    return Annotated[kind, typer.Option(name, help=help_text, metavar=metavar, rich_help_panel=COMMAND_OPTIONS)]
-
-
-_TEXT, _TEXTS = str | None, list[str] | None
-# By the name of the field of `CommandOptions`.
-_OPTIONS = {
-    "cwd": _option("--cwd", _TEXT, "Working folder [default: this one]", "DIR"),
-    "env": _option("--env", _TEXTS, "Set a variable, or take NAME from this shell.", "KEY=VALUE|NAME"),
-    "tag": _option("--tag", _TEXTS, "Tag of the run; repeat for more.", "TAG"),
-    "stop_signal": _option("--stop-signal", str, "Signal that asks the command to stop.", "SIGNAL"),
-    "metrics": _option("--metrics", _TEXTS, "File or folder with metrics [default: below --cwd]", "PATH"),
-    "parse": _option("--parse", _TEXTS, "Also find metrics in the output: (?P<NAME>...).", "REGEX"),
-    "on_resume": _option("--on-resume", _TEXT, "Arguments to add on resume, such as '--resume auto'.", "ARGS"),
-    "try_parse": _option("--try-parse", _TEXT, "Print the metrics found in FILE; run nothing.", "FILE"),
-}
-
-
-def takes_options(function: Callback, names: Collection[str]) -> Callback:
-    """Replace the parameter `options: CommandOptions` by the options with these names; the others keep their
-    defaults."""
-    defaults: dict[str, Any] = vars(CommandOptions())
-    repeated = {name for name, default in defaults.items() if default == ()}
-
-    def combine(values: dict[str, Any]) -> CommandOptions:
-        for name in repeated & values.keys():
-            values[name] = tuple(values[name] or ())
-        return CommandOptions(**values)
-
-    kept = [name for name in _OPTIONS if name in names]
-    parameters = {name: (_OPTIONS[name], None if name in repeated else defaults[name]) for name in kept}
-    return expand_parameter(function, "options", parameters, combine)
-
-
-def takes_command(function: Callback, without: Collection[str] = ()) -> Callback:
-    """Replace the parameters `words`, those of the command or None, and `options: CommandOptions`, which keep the
-    defaults of the options `without`."""
-    with_options = takes_options(function, _OPTIONS.keys() - set(without))
+def takes_words(function: Callback) -> Callback:
+    """Replace the parameter `words` by those of the command behind `--`; None without one."""
 
     def words(values: dict[str, Any]) -> Sequence[str] | None:
         found: Sequence[str] | None = values["context"].meta.get(WordsCommand.WORDS)
         return found
 
-    context = (typer.Context, inspect.Parameter.empty)
-    return expand_parameter(with_options, "words", {"context": context}, words)
+    return expand_parameter(function, "words", {"context": (typer.Context, inspect.Parameter.empty)}, words)
 
 
 class WordsCommand(HelpCommand):
@@ -244,7 +221,7 @@ def with_command(
     request: RunRequest, words: Sequence[str] | None, options: CommandOptions, flags: FlagOverrides, file: str | None
 ) -> RunRequest:
     """Return a request to run the words of a command, None for a training. Raises UsageError."""
-    request = replace(request, tags=options.tag)
+    request = replace(request, tags=tuple(options.tag))
     if words is None:
         check_no_options(options, "gputrain run … -- COMMAND")
         return request
@@ -306,8 +283,8 @@ def make_command(words: Sequence[str], options: CommandOptions) -> Program:
         environment=capture_environment(os.environ, options.env),
         expanded=tuple(setting.partition("=")[0] for setting in options.env if "=" in setting),
         stop_signal=_signal_name(options.stop_signal),
-        parse=options.parse,
-        metrics=options.metrics,
+        parse=tuple(options.parse),
+        metrics=tuple(options.metrics),
         on_resume=split_on_resume(options.on_resume or "", words),
     )
 

@@ -74,53 +74,21 @@ def takes_own_runs(function: Callback) -> Callback:
 class ModelOptions:
     """Which weights of a run are used, on which device, and whose code may run."""
 
-    checkpoint: str
-    raw: bool
-    gpus: str
-    trust: CodeTrust
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="CHECKPOINT", help="Checkpoint to load: best, last, or a file.")
+    ] = "best"
+    ema: Annotated[bool, typer.Option("--ema/--no-ema", help="Use the EMA weights, if the checkpoint has them.")] = True
+    gpus: Annotated[
+        str,
+        typer.Option(
+            "--gpus", metavar="GPUS", help="GPU to use: auto (a free one, else the CPU), cpu, an index or a UUID."
+        ),
+    ] = "auto"
+    trust_code: TrustCodeOption = False
 
-
-def takes_model(function: Callback) -> Callback:
-    """Replace the parameter `model: ModelOptions` by --checkpoint, --ema, --gpus and --trust-code."""
-    return expand_parameter(function, "model", {**WEIGHTS, **DEVICE, **TRUST}, _model_options)
-
-
-def takes_weights(function: Callback) -> Callback:
-    """Replace the parameter `model: ModelOptions` as `takes_model` does, without --gpus: for the CPU."""
-    return expand_parameter(function, "model", {**WEIGHTS, **TRUST}, _model_options)
-
-
-WEIGHTS = {
-    "checkpoint": (
-        Annotated[
-            str, typer.Option("--checkpoint", metavar="CHECKPOINT", help="Checkpoint to load: best, last, or a file.")
-        ],
-        "best",
-    ),
-    "ema": (
-        Annotated[bool, typer.Option("--ema/--no-ema", help="Use the EMA weights, if the checkpoint has them.")],
-        True,
-    ),
-}
-DEVICE = {
-    "gpus": (
-        Annotated[
-            str,
-            typer.Option(
-                "--gpus",
-                metavar="GPUS",
-                help="GPU to use: auto (a free one, else the CPU), cpu, an index or a UUID.",
-            ),
-        ],
-        "auto",
-    ),
-}
-TRUST = {"trust_code": (TrustCodeOption, False)}
-
-
-def _model_options(values: dict[str, Any]) -> ModelOptions:
-    trust = trust_option(granted=values["trust_code"])
-    return ModelOptions(values["checkpoint"], not values["ema"], values.get("gpus", "auto"), trust)
+    @property
+    def trust(self) -> CodeTrust:
+        return trust_option(granted=self.trust_code)
 
 
 def find_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bool, reads: bool = False) -> list[RunFolder]:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from engine.runs.batch.job import cancel_job
 from engine.runs.control import send_request
 from engine.runs.metrics import Better
 from engine.runs.root import runs_root
-from tui.cli.command import command
+from tui.cli.command import command, takes
 from tui.cli.completions import complete_config, complete_sweeps
 from tui.cli.config_arguments import FlagOverrides, config_flags, split_arguments, trust_option
 from tui.cli.console import print_json, print_table, print_warning
@@ -44,15 +43,15 @@ from tui.cli.run_command import (
     check_no_options,
     command_stem,
     make_command,
-    takes_command,
+    takes_words,
 )
-from tui.cli.train import PlaceOptions, takes_place
+from tui.cli.train import PlaceOptions
 from tui.form.flags import FLAG_TO_KEY
 
 # The batch system that runs arrays of jobs.
 ARRAY_SYSTEM = "slurm"
 # A trial is a job of one node.
-NO_PLACE_OPTIONS = ("copy", "nodes", "print")
+PLACE_OPTIONS = ("on", "partition", "slurm")
 # Five name, continue or queue one run, and --seed was the seed of the sampler.
 OTHER_FLAGS = ("name", "resume", "queue", "after", "begin", "seed")
 EXIT_CODES = {
@@ -109,8 +108,9 @@ ParallelOption = Annotated[
     kind=WordsCommand,
 )
 @config_flags(*(flag for flag in FLAG_TO_KEY if flag not in OTHER_FLAGS))
-@partial(takes_command, without=("tag", "data", "try_parse"))
-@partial(takes_place, without=NO_PLACE_OPTIONS)
+@takes("options", CommandOptions, only=("cwd", "env", "stop_signal", "metrics", "parse", "on_resume"))
+@takes("place", PlaceOptions, only=PLACE_OPTIONS)
+@takes_words
 def run(
     *,
     words: Sequence[str] | None,
@@ -300,7 +300,7 @@ def stop(*, name: NameArgument = "last", runs_dir: RunsDirOption = None, trust_o
 
 
 @command(["gputrain sweep resume", "gputrain sweep resume flowers-sweep --trials 80 --detach"], exit_codes=EXIT_CODES)
-@partial(takes_place, without=NO_PLACE_OPTIONS)
+@takes("place", PlaceOptions, only=PLACE_OPTIONS)
 def resume(
     *,
     place: PlaceOptions,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ from engine.jobs.command.terminal import input_of_gputrain
 from engine.runs.folder import RunFolder
 from engine.runs.root import is_run_folder, runs_root
 from engine.train.distributed.rank_env import detect_launcher
-from tui.cli.command import Callback, command, expand_parameter
+from tui.cli.command import command, takes
 from tui.cli.config_arguments import (
     ConfigArguments,
     FlagOverrides,
@@ -31,17 +31,8 @@ from tui.cli.config_arguments import (
 )
 from tui.cli.console import print_warning
 from tui.cli.options import (
-    CopyOption,
-    DetachedOption,
     DetachOption,
-    EventsJsonOption,
-    HeadlessOption,
-    NodesOption,
-    OnOption,
-    PartitionOption,
-    PrintOption,
     RunsDirOption,
-    SlurmOption,
     TrustCodeOption,
     TrustOwnerOption,
     dry_run_option,
@@ -51,7 +42,7 @@ from tui.cli.run_command import (
     CommandOptions,
     RunCommand,
     split_command,
-    takes_command,
+    takes_words,
     with_command,
 )
 from tui.cli.run_options import announce_watch
@@ -72,46 +63,46 @@ EXIT_CODES = {
 class StartOptions:
     """How a run starts: in the background or on a terminal, in which folder, and what it may use."""
 
-    headless: bool = False
-    detach: bool = False
-    detached: bool = False
-    runs_dir: str | None = None
-    as_json: bool = False
-    trust_owner: bool = False
-    trust_code: bool = False
-
-
-def takes_start(function: Callback) -> Callback:
-    """Replace the parameter `start: StartOptions` by its options."""
-    options: dict[str, Any] = {
-        "headless": HeadlessOption, "detach": DetachOption, "detached": DetachedOption, "runs_dir": RunsDirOption,
-        "as_json": EventsJsonOption, "trust_owner": TrustOwnerOption,
-        "trust_code": TrustCodeOption,
-    }  # fmt: skip
-    parameters = {name: (option, getattr(StartOptions, name)) for name, option in options.items()}
-    return expand_parameter(function, "start", parameters, lambda values: StartOptions(**values))
+    headless: Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")] = (
+        False
+    )
+    detach: DetachOption = False
+    detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False
+    """Set by --detach for the command that it starts."""
+    runs_dir: RunsDirOption = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one event per line; implies --headless.")] = False
+    trust_owner: TrustOwnerOption = False
+    trust_code: TrustCodeOption = False
 
 
 @dataclass(frozen=True)
 class PlaceOptions:
     """Where a run starts, if not on this host, and what its job asks of a batch system."""
 
-    on: str | None = None
-    copy: bool = False
-    nodes: int = 1
-    partition: str = ""
-    slurm: Sequence[str] | None = None
-    print: bool = False
-
-
-def takes_place(function: Callback, without: Collection[str] = ()) -> Callback:
-    """Replace the parameter `place: PlaceOptions` by its options, which keep the defaults of those `without`."""
-    options: dict[str, Any] = {
-        "on": OnOption, "copy": CopyOption, "nodes": NodesOption, "partition": PartitionOption, "slurm": SlurmOption,
-        "print": PrintOption,
-    }  # fmt: skip
-    parameters = {name: (options[name], getattr(PlaceOptions, name)) for name in options if name not in without}
-    return expand_parameter(function, "place", parameters, lambda values: PlaceOptions(**values))
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="HOST",
+            help="Start it on HOST over ssh; any or any:HOST,HOST: where GPUs are free; slurm, ray:HOST:8265: as a "
+            "job.",
+        ),
+    ] = None
+    copy: Annotated[
+        bool, typer.Option("--copy", help="With --on: send the code to a host without this folder, as --snapshot.")
+    ] = False
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", min=1, help="As a job: nodes, each with --ngpu GPUs.")
+    ] = 1
+    partition: Annotated[
+        str,
+        typer.Option("--partition", metavar="NAME", help="With --on slurm: partition [default: of settings.yaml]"),
+    ] = ""
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option("--slurm", metavar="OPTION", help="With --on slurm: of sbatch, as --slurm=--account=x; repeat."),
+    ] = None
+    print: Annotated[bool, typer.Option("--print", help="As a job: print the script; submit nothing.")] = False
 
 
 @command(
@@ -142,9 +133,10 @@ def takes_place(function: Callback, without: Collection[str] = ()) -> Callback:
     kind=RunCommand,
 )
 @config_flags()
-@takes_start
-@takes_place
-@takes_command
+@takes("start", StartOptions)
+@takes("place", PlaceOptions)
+@takes("options", CommandOptions)
+@takes_words
 def run(
     *,
     arguments: ConfigArguments = None,
