@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -41,17 +42,18 @@ from engine.watch.reading import (
 )
 
 MAX_LINE_LENGTH = 4000
-MAX_NUMBERS = 128
-"""Of a line with more characters or numbers, nothing is read."""
+MAX_NUMBERS, MAX_FREE_NUMBERS = 110, 50
+"""Nothing is read of a line with more characters or numbers, or with more than `MAX_FREE_NUMBERS` that are not all
+`name=number`. Of an object, the first `MAX_NUMBERS` are read. So a new shape takes a millisecond at most."""
 MAX_TEXT_LENGTH = 400  # before a number; it is prose
-MAX_OBJECTS = 40  # of a line
+MAX_OBJECTS = 20  # of a line
 MAX_PLANS, MAX_FORMS = 2048, 4096
 MAX_FORM_LENGTH, MAX_PLANS_OF_FORM = 1000, 64
 
 # The first character comes first, so that `re` skips all others at once, and the most frequent form behind it. `\d`
 # takes a fifth longer than `[0-9]`.
 _NUMBER = re.compile(
-    r"([-+.0-9nNiI](?<![\w@.].)(?<!\w-.)(?:(?<=[-+])[.0-9nNiI])?(?>"
+    r"([-+.0-9nNiI](?<![\w@.].)(?<!\w-.)(?:(?<![-+])|(?<=[-+])[.0-9nNiI])(?>"
     r"(?<=[0-9])(?:[0-9]*+(?:\.[0-9]++)?(?![.eE]|,[0-9])"
     r"|[0-9]{0,2}(?:,[0-9]{3}){1,6}+(?![0-9,])(?:\.[0-9]++)?|(?<![0-9],[0-9])[0-9]*+,[0-9]++(?![0-9,.])"
     r"|(?<=1)\.\#(?i:QNAN|SNAN|IND|INF)\w*+|[0-9]*+(?:\.[0-9]*+)?(?:[eE][-+]?[0-9]++)?)"
@@ -82,8 +84,8 @@ _REWRITTEN = [
         # `LR (group 0)=3`
         (")=", r" \((group|layer|class|head|expert|stage) (\d{1,6})\)(?==)", r"_\1_\2"),
         # `D(G(z)): 3`, `D(x): 3`
-        ("))", r"\b([A-Z])\((\w{1,8})\((\w{1,8})\)\)(?=\s?[:=])", r"\1_\2_\3"),
-        (")", r"\b([A-Z])\((\w{1,8})\)(?=\s?[:=])", r"\1_\2"),
+        ("))", r"([A-Z])(?<!\w.)\((\w{1,8})\((\w{1,8})\)\)(?=\s?[:=])", r"\1_\2_\3"),
+        (")", r"([A-Z])(?<!\w.)\((\w{1,8})\)(?=\s?[:=])", r"\1_\2"),
         # `第1轮`, `第 100 步`
         ("第", r"第\s?(\d{1,12})\s?[轮期][:：,，]?\s?", r"epoch \1 "),
         ("第", r"第\s?(\d{1,12})\s?[步次][:：,，]?\s?", r"step \1 "),
@@ -164,7 +166,7 @@ class LineParser:
         self._latest: tuple[str, str, Plan, Sequence[str], re.Pattern[str]] | None = None
         """The latest line if it has values, what is behind its prefix, its plan, its numbers, and what finds them."""
         self.has_skipped = False
-        """Whether a line that looks like metrics was too long."""
+        """Whether a line that looks like metrics was too long, as a whole or in part."""
 
     def recall(self, text: str, below: Hashable) -> ParsedLine | None:
         """Return what a line with values says if it differs in digits only from lines that are remembered, and is below
@@ -222,18 +224,20 @@ class LineParser:
             return ParsedLine({name: self._value(match["value"])}, held_out=True)
         if ")" in stripped or "第" in stripped or "atch" in stripped:
             for part, pattern, replacement in _REWRITTEN:
-                stripped = pattern.sub(replacement, stripped) if part in stripped else stripped
+                stripped = pattern.sub(replacement, stripped, MAX_FREE_NUMBERS) if part in stripped else stripped
         if "{" in stripped and 0 <= stripped.find("{") < stripped.rfind("}"):
             return self._parse_object(text, stripped)
         if self._has_glued:
             stripped = _GLUED.sub(r"\g<0> ", stripped)
         texts, numbers = _split(stripped)
+        if len(numbers) > MAX_FREE_NUMBERS:
+            return self._parse_object(text, stripped)
         shape = "\0".join(texts)
         plan = self._plans.get((shape, "axis")) or self._plans.get((shape, context))
         if plan is None:
             if _SIGNS.search(stripped) is None and not has_known_word(stripped):
                 return None
-            if len(numbers) > MAX_NUMBERS or max(map(len, texts)) > MAX_TEXT_LENGTH:
+            if max(map(len, texts)) > MAX_TEXT_LENGTH:
                 self._skip(text)
                 return None
             if not self._has_glued and _GLUED.search(stripped) is not None:
@@ -320,17 +324,26 @@ class LineParser:
 
     def _parse_object(self, text: str, stripped: str) -> ParsedLine | None:
         """Return the numbers of an object of JSON or Python. The text before it may have a position."""
-        parts = _NUMBER.split(stripped)
+        parts = _NUMBER.split(stripped, MAX_NUMBERS + 1)
         numbers, shape = parts[1::2], "\0".join(parts[::2])
         plan = self._plans.get((shape, "object"))
         if plan is not None:
             self._latest = (text, stripped, plan, numbers, _NUMBER) if plan.is_accepted else None
             return self._read(plan, numbers) if plan.is_accepted else None
         begin, end = stripped.find("{"), stripped.rfind("}") + 1
-        before, braces = stripped[:begin], stripped[begin:end]
-        row = _read_object(braces) or _read_objects(before + braces)
+        if 0 <= begin < end:
+            row = _read_object(stripped[begin:end]) or _read_objects(stripped[:end])
+        else:
+            end = len(stripped)
+            begin, row = _read_pairs(stripped) if len(numbers) <= MAX_NUMBERS else (0, {})
+            if not row:
+                self._skip(text)
         if not row:
             return None
+        if len(row) > MAX_NUMBERS:
+            self.has_skipped = True
+            row.popitem()
+        before, braces = stripped[:begin], stripped[begin:end]
         columns = Columns.find(row)
         has_axis = columns.step is not None or columns.epoch is not None
         is_terse = len(_WORDS.findall(before)) <= 2 * MAX_OTHER_WORDS
@@ -350,7 +363,7 @@ class LineParser:
             elif name not in columns and not is_position(name):
                 plan.pairs.append((with_source(name, plan.source), index, 1.0))
         plan.held_out = all(is_held_out(name) for name, _, _ in plan.pairs if is_result(name))
-        if [*map(parse_number, numbers)] == [*map(parse_number, row_numbers)]:
+        if [*map(parse_number, numbers)] == [*map(parse_number, numbers_before), *row.values()]:
             self._keep(plan, shape, "object")
         return self._read(plan, row_numbers) if plan.is_accepted else None
 
@@ -379,7 +392,7 @@ def _split(text: str) -> tuple[list[str], list[str]]:
             text = text.replace(odd, plain)
     if "  " in text or "\t" in text:
         text = _BLANKS.sub("  ", text)
-    parts = _NUMBER.split(text.rstrip())
+    parts = _NUMBER.split(text.rstrip(), MAX_FREE_NUMBERS + 1)
     return parts[::2], parts[1::2]
 
 
@@ -394,8 +407,12 @@ _WRAPPED = re.compile(
     rf"(?<=[:,\s])(?:\w{{1,20}}\.)?(?:tensor|float\d{{1,3}}|int\d{{1,3}}|Array)\(({_JSON_NUMBER})[^()]{{0,80}}\)",
     re.IGNORECASE,
 )
-# `"epoch": "1/10"`, too
-_QUOTED = re.compile(rf"(?<=[:\s])\"({_JSON_NUMBER})(?:/\d+)?\"(?=\s{{0,4}}[,}}])", re.IGNORECASE)
+# `"epoch": "1/10"`
+_QUOTED = re.compile(r"\"(\d{1,20})/\d+\"(?=\s{0,4}[,}])")
+# `actor/entropy:0.5 - `, but no name of several words
+_PAIR = re.compile(
+    rf"(?<![\w@./%-])(?<![A-Za-z_)] )([A-Za-z_][\w@./%-]*+)\s?[:=]\s?({_JSON_NUMBER})(?=[\s,;|]|$)", re.IGNORECASE
+)
 _LITERALS = {"None": "null", "True": "true", "False": "false", "nan": "NaN", "inf": "Infinity"}
 _LITERAL = re.compile(rf"(?<=[:,\s\[-])(?:{'|'.join(_LITERALS)})(?=\s{{0,4}}[,}}\]])")
 
@@ -403,11 +420,19 @@ _LITERAL = re.compile(rf"(?<=[:,\s\[-])(?:{'|'.join(_LITERALS)})(?=\s{{0,4}}[,}}
 def _read_objects(text: str) -> dict[str, float]:
     """Return the numbers of several objects with a word before each: `train: {'loss': 3}, val: {'loss': 4}`."""
     parts = _OBJECTS.findall(text) if text.count("{") <= MAX_OBJECTS else ()
-    return {
-        name if word.isdigit() else f"{word}/{name}": value
+    values = (
+        (name if word.isdigit() else f"{word}/{name}", value)
         for word, part in parts
         for name, value in _read_object(part).items()
-    }
+    )
+    return dict(islice(values, MAX_NUMBERS + 1))
+
+
+def _read_pairs(text: str) -> tuple[int, dict[str, float]]:
+    """Return where the pairs of a line begin, and these, if all numbers from there on are of a name each."""
+    pairs = [*_PAIR.finditer(text)]
+    begin, row = pairs[0].start() if pairs else 0, flat_numbers({pair[1]: pair[2] for pair in pairs})
+    return begin, row if len(row) == len(_NUMBER.findall(text, begin)) else {}
 
 
 def _read_object(text: str) -> dict[str, float]:
@@ -415,7 +440,7 @@ def _read_object(text: str) -> dict[str, float]:
     if '"' not in text:
         text = text.replace("'", '"')
     if "(" in text:
-        text = _WRAPPED.sub(r"\1", text)
+        text = _WRAPPED.sub(lambda match: match[1], text)
     if any(part in text.lower() for part in ("none", "true", "false", "nan", "inf")):
         text = _LITERAL.sub(lambda match: _LITERALS[match[0]], text)
-    return flat_numbers(parse_json_object(_QUOTED.sub(r"\1", text)) or {})
+    return flat_numbers(parse_json_object(_QUOTED.sub(r"\1", text)) or {}, MAX_NUMBERS + 1)

@@ -40,6 +40,7 @@ _KINDS = {term: ["result"] for term in _RESULTS}
 for _kind, _terms in list(_TERMS.items())[1:]:
     for _term in _terms.split():
         _KINDS.setdefault(_term, []).append(_kind)
+_PARTS = frozenset("_".join(_KINDS).split("_"))
 # Whole names, behind that of a group. Positions, plans and processes are no metrics.
 _POSITIONS = (
     "v_num eta progress update updates rank pid ip gpu device world_size step steps max_step max_steps num_step"
@@ -75,7 +76,8 @@ def folded(name: str) -> str:
 def _kinds_of(name: str) -> set[str]:
     text = folded(name)
     words = _WORDS.findall(text)
-    kinds = {kind for term in _terms_of(words) if term in _KINDS for kind in _KINDS[term]}
+    terms = () if _PARTS.isdisjoint(words) else _terms_of(words)
+    kinds = {kind for term in terms if term in _KINDS for kind in _KINDS[term]}
     if words[-1:] == ["interval"]:
         kinds.add("setting")
     if "no result" in kinds or words[-1:] == ["clip"]:
@@ -85,7 +87,9 @@ def _kinds_of(name: str) -> set[str]:
     # `valid/max_steps`, `epoch_start`, `valid_num_updates`
     base = text.rpartition("/")[2].rpartition(".")[2]
     if "result" not in kinds and (
-        base in _POSITION_NAMES or base.endswith("num_updates") or not _EPOCHS.isdisjoint(base.split("_"))
+        base in _POSITION_NAMES
+        or base.endswith("num_updates")
+        or ("epoch" in base and not _EPOCHS.isdisjoint(base.split("_")))
     ):
         kinds.add("position")
     return kinds
@@ -155,11 +159,9 @@ def are_results(names: Sequence[str], *, has_axis: bool, has_source: bool = Fals
 
 def source_of(text: str) -> str:
     """Return what a text says that values were measured on: train, val, test, eval, or "" if it does not."""
-    if _SOURCES.search(text) is None:
-        return ""
     found = [match.lastgroup or "" for match in _SOURCES.finditer(text)]
     # `Evaluating train: `
-    return next((source for source in found if source != "eval"), found[0])
+    return next((source for source in found if source != "eval"), "".join(found[:1]))
 
 
 def source_of_row(texts: Mapping[str, object]) -> str:

@@ -29,11 +29,15 @@ from engine.watch.line_names import (
 )
 
 MAX_OTHER_WORDS = 3  # beside the names of metrics; a sentence has more
+MAX_COUNTED_WORDS = 200
 MAX_NAME_WORDS = 6
+MAX_POSITIONS = 16  # steps of a line
+MAX_POSITION_CHARS = 100  # before its number
+MAX_LOOK_BACK = 4  # numbers before a position that may belong to its name
 MAX_BARE_WORDS = 3  # of a name without a separator
 
 # Neither are the values of options: `level=info`.
-_WORDS = re.compile(r"(?<![\w./?%<@'=\"-])[A-Za-z]{3,}+(?!=)")
+_WORDS = re.compile(r"[A-Za-z](?<![\w./?%<@'=\"-].)[A-Za-z]{2,}+(?!=)")
 _STOP_WORDS = frozenset((
     "a", "an", "and", "after", "are", "as", "at", "by", "for", "from", "has", "in", "is", "of", "on", "or", "over",
     "than", "that", "the", "then", "this", "to", "was", "were", "with",
@@ -77,7 +81,7 @@ _STEP = re.compile(
 _BEHIND_POSITION = " \t:=#[("
 # The ends of what the patterns find, which costs a tenth to know.
 _POSITION_ENDS = (
-    "epoch", "ep", "ep.", ")", "step", "steps", "iteration", "iterations", "iter", "iters", "it", "itr", "update",
+    "epoch", "ep", "ep.", "step", "steps", "iteration", "iterations", "iter", "iters", "it", "itr", "update",
     "updates", "up.", "upd.", "batch", "round", "rounds", "episode", "episodes",
 )  # fmt: skip
 # `Val steps: 20` says how many there are.
@@ -113,7 +117,7 @@ _CONTINUATIONS = _DEVIATIONS | {"", "("}
 # What is between a name and its number, from the end.
 _OPENER = re.compile(r"[\[(]{0,2}(?:(?:\w{1,20}\.)?(?:tensor|float\d{1,3}|int\d{1,3}|Array)\()?$")
 _SEPARATORS = " \t.:=->→"
-_SEPARATOR = re.compile(r"\s*(?:[:=]|->|→|\.{3,})\s*$|\s+is\s+$|\s-\s+$|\s+$")
+_SEPARATOR = re.compile(r"\s*(?:[:=]|->|→|(?<!\.)\.{3,}+)\s*$|\s+is\s+$|\s-\s+$|\s+$")
 # `(ms)`, ` in s`
 _PARENTHESIS = re.compile(r"\s?\([\w/%., -]{1,24}\)$|\sin\s(?:[mun]?s|secs?|seconds|minutes|%)$")
 # Up to the last of them
@@ -224,8 +228,9 @@ class _PlanMaker:
                 self._read_value(number)
             elif self._roles[number] == "position":
                 # `Epoch(val)` says what the values were measured on.
-                left = _NUM_STEPS.sub("", self._left[number])
-                self._others.append(_STEP.sub("", _EPOCH_WORD.sub("", left)))
+                left = self._left[number]
+                end = _EPOCH_WORD.sub("", _NUM_STEPS.sub("", left[-MAX_POSITION_CHARS:]))
+                self._others.append(left[:-MAX_POSITION_CHARS] + _STEP.sub("", end))
         self._others.append(self._left[-1])
         others = " | ".join(self._others)
         source = source_of(others if self._label is None else self._label)
@@ -241,7 +246,7 @@ class _PlanMaker:
     def _find_positions(self) -> None:
         ranked: list[tuple[int, StepNumber]] = []
         number = 0
-        while number < self._count:
+        while number < self._count and len(ranked) < MAX_POSITIONS:
             number += self._read_position(number, ranked)
         # `Epoch 3 | Steps: 4` tells how many steps an epoch has.
         self._plan.steps = [
@@ -252,12 +257,14 @@ class _PlanMaker:
 
     def _read_position(self, number: int, ranked: list[tuple[int, StepNumber]]) -> int:
         """Take a number as a position, if it is one, and return how many numbers were read."""
-        left, right = self._left[number], self._right[number]
+        left, right = self._left[number][-MAX_POSITION_CHARS:], self._right[number]
         total = number + 1 if "/" in right and number + 1 < self._count and _OF.match(right) else None
-        has_name = left.rstrip(_BEHIND_POSITION).lower().endswith(_POSITION_ENDS)
+        end = left.rstrip(_BEHIND_POSITION).lower()
+        has_name = end.endswith(_POSITION_ENDS) or (end.endswith(")") and "ep" in end)
         if number and total is None and not has_name and right[:1] not in ("", ":", "%", "e", "i", "b"):
             return 1
-        text = ("\x01" if number else "") + "\0".join([left, *self._right[number : number + 4]])
+        text = "\0".join([left, *self._right[number : number + 4]])
+        text = f"\x01{text}" if number or len(left) == MAX_POSITION_CHARS else text
         length, scale = 2 if total is not None else 1, SCALES.get(right[:1], 1.0) if not right[1:2].isalpha() else 1.0
         step = _STEP.search(left) if has_name else None
         if number == 0 and _EPOCH_AND_BATCH.match(text):
@@ -308,7 +315,8 @@ class _PlanMaker:
             return
         if number and self._roles[number - 1] == "position" and left.strip() in (":", "="):
             # `Loss (for one batch) at step 100: 3`
-            text, matched = _AT_POSITION.subn("", _INSERTION.sub("", "".join(self._left[:number])))
+            before = "".join(self._left[max(number - MAX_LOOK_BACK, 0) : number])
+            text, matched = _AT_POSITION.subn("", _INSERTION.sub("", before))
             if matched:
                 self._others.clear()
                 left = text + left
@@ -369,7 +377,7 @@ class _PlanMaker:
     def _judge(self, others: str, source: str, context: Context) -> None:
         """Decide whether the line has metrics, or is a heading."""
         plan, names = self._plan, self._results
-        num_others = sum(not is_source(word) for word in _WORDS.findall(others))
+        num_others = sum(not is_source(word) for word in _WORDS.findall(others)[:MAX_COUNTED_WORDS])
         is_terse = self._has_bar or num_others <= max(MAX_OTHER_WORDS, len(plan.pairs))
         if names and is_terse:
             has_axis = plan.has_axis or context != ""

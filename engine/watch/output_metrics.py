@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Literal
 
 from engine.base.errors import Problem
-from engine.watch.line_metrics import MAX_LINE_LENGTH, MAX_NUMBERS, Candidate, LineParser, ParsedLine
+from engine.watch.line_metrics import (
+    MAX_FREE_NUMBERS,
+    MAX_LINE_LENGTH,
+    MAX_NUMBERS,
+    Candidate,
+    LineParser,
+    ParsedLine,
+)
 from engine.watch.line_names import is_held_out, with_source
 from engine.watch.line_plan import Context
 from engine.watch.output_lines import JoinedLines
@@ -83,9 +90,8 @@ class OutputMetrics:
     def notes(self) -> list[str]:
         """Which lines were skipped, and which metrics were renamed."""
         notes = {
-            f"lines of more than {MAX_LINE_LENGTH:,} characters or {MAX_NUMBERS} numbers were left out": (
-                self._parser.has_skipped
-            ),
+            f"what has more than {MAX_LINE_LENGTH:,} characters, {MAX_NUMBERS} numbers, or {MAX_FREE_NUMBERS} that are"
+            " not NAME=NUMBER in a line was left out": self._parser.has_skipped,
             "lines of other ranks or workers were left out": self._ranks.has_skipped,
             "of the batches of a validation, only the last one counts": self._has_partial,
             "what another line says of the same step is summary/NAME": self._has_summary,

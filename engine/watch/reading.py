@@ -45,7 +45,8 @@ STEP_NAMES = (
 EPOCH_NAMES = ("epoch", "epochs", "train/epoch", "epoch_num")
 TIME_NAMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 # In a row without any of them, the last word of a name says that it counts steps: `learner_steps`.
-_STEP_WORD = re.compile(r"(?:.*[/_. ])?(?:steps?|iterations?|iters?|updates|timesteps|frames|episodes)", re.IGNORECASE)
+_STEP_ENDS = ("step", "steps", "iteration", "iterations", "iter", "iters", "updates", "timesteps", "frames", "episodes")
+_STEP_WORD = re.compile(rf"(?:.*[/_. ])?(?:{'|'.join(_STEP_ENDS)})", re.IGNORECASE)
 _GROUP = re.compile(r"^(?:.*[/.])?(?:(?:train|valid|val|test|eval)_)?")
 # Neither are plans, counters of other things, and what identifies a process, also behind the name of a group.
 IGNORED_NAMES = frozenset({
@@ -295,9 +296,9 @@ def parse_json_object(text: bytes | str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def flat_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def flat_numbers(row: Mapping[str, Any], max_values: int = MAX_ROW_VALUES) -> dict[str, float]:
     """Return the numbers of a JSON object, those of nested objects under names with dots."""
-    return dict(_numbers(row, "", MAX_ROW_DEPTH, [MAX_ROW_VALUES]))
+    return dict(_numbers(row, "", MAX_ROW_DEPTH, [max_values]))
 
 
 def _numbers(row: Mapping[str, Any], prefix: str, depth: int, left: list[int]) -> Iterator[tuple[str, float]]:
@@ -317,11 +318,11 @@ def _numbers(row: Mapping[str, Any], prefix: str, depth: int, left: list[int]) -
 
 def first_column(names: Iterable[str], wanted: tuple[str, ...]) -> str | None:
     """Return the name that comes first in `wanted`, compared in lower case; None if there is none."""
-    by_key = {name.lower(): name for name in names}
+    by_key = {key: name for name in names if (key := name.lower()).endswith(wanted)}
     found = next((by_key[key] for key in wanted if key in by_key), None)
     if found is None and wanted is not TIME_NAMES:
         # `time/total_timesteps`, `valid_num_updates`, but not `rewards/iter`
-        by_end = {_GROUP.sub("", key): by_key[key] for key in reversed(list(by_key)) if not is_result(key)}
+        by_end = {_GROUP.sub("", key): by_key[key] for key in reversed(by_key) if not is_result(key)}
         found = next((by_end[key] for key in wanted if key in by_end), None)
     return found
 
@@ -347,7 +348,8 @@ def _find_columns(names: tuple[str, ...], x: str) -> Columns:
     if x:
         return Columns(None, x if x in names else None, None if time == x else time)
     if step is None and epoch is None:
-        step = next((n for n in names if _STEP_WORD.fullmatch(n) and NO_CHOICE.is_metric(n)), None)
+        ends = (n for n in names if n.lower().endswith(_STEP_ENDS))
+        step = next((n for n in ends if _STEP_WORD.fullmatch(n) and NO_CHOICE.is_metric(n)), None)
     return Columns(step, epoch, time)
 
 

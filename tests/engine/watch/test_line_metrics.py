@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.watch.line_metrics import MAX_LINE_LENGTH, MAX_NUMBERS, LineParser, ParsedLine
+from engine.watch.line_metrics import MAX_FREE_NUMBERS, MAX_LINE_LENGTH, MAX_NUMBERS, LineParser, ParsedLine
 from engine.watch.line_names import is_held_out, is_position, is_result
 from engine.watch.output_metrics import OutputMetrics
 
@@ -232,11 +232,25 @@ def test_line_with_too_many_numbers_has_none() -> None:
     assert values_of(text) is None and values_of(text.rpartition(" ")[0]) is not None
 
 
+@pytest.mark.parametrize("pair", ["{}={}%, ", "val {}: {}, ", "{} {} "])
+def test_line_of_many_numbers_has_none_without_pairs_of_one_form(pair: str) -> None:
+    pairs = [pair.format(f"loss_{number}", 0.5) for number in range(MAX_FREE_NUMBERS + 1)]
+    assert values_of("".join(pairs)) is None and len(values_of("".join(pairs[:-1])) or ()) == MAX_FREE_NUMBERS
+
+
 def test_names_of_one_line_may_be_many() -> None:
-    values = {f"loss_{number}": number / 2 for number in range(150)}
+    values = {f"loss_{number}": number / 2 for number in range(MAX_NUMBERS)}
     assert values_of(str(values)) == values
-    few = dict(list(values.items())[:45])
-    assert values_of(" ".join(f"{name}={value}" for name, value in few.items())) == few
+    for form, joint in (("{}={}", " "), ("{}: {}", ", "), ("{}:{}", " - ")):
+        text = joint.join(form.format(name, value) for name, value in list(values.items())[1:])
+        line = parse_line(f"step 3 - {text}")
+        assert line is not None and line.step == 3 and {"loss_0": 0.0, **line.values} == values
+
+
+def test_object_of_more_numbers_has_the_first_ones() -> None:
+    values, parser = {f"loss_{number}": number / 2 for number in range(MAX_NUMBERS + 1)}, LineParser()
+    line = parser.parse(str(values))
+    assert line is not None and list(line.values) == list(values)[:-1] and parser.has_skipped
 
 
 # Cost
@@ -291,6 +305,20 @@ def test_calls_are_bounded_by_the_numbers_of_a_line(pair: str) -> None:
     assert calls_of("loss 1 " + "a, " * 1000) < 200
 
 
+# Forms that cost most
+@pytest.mark.parametrize(
+    "pair",
+    [
+        '"key{}": 1, ', '"key{}": "1", ', "'k{}Loss': tensor(1), ", "name_{} time (ms): 1 | ", "loss/name_{}: 1 | ",
+        "loss at step {}: 1 ", "before{} {{ ", "w{}: {{'loss': 1}}, ", "第{}轮 ", "{}:1:1 ",
+    ],
+)  # fmt: skip
+def test_calls_are_bounded_for_the_longest_lines(pair: str) -> None:
+    for end in (MAX_LINE_LENGTH - 20, 50 * len(pair)):
+        text = "".join(pair.format(number) for number in range(1000))[:end]
+        assert calls_of("{" + text.rpartition(", ")[0] + "}" if pair[0] in "\"'" else text) < 12_000
+
+
 # Whatever the separators and the prefix are
 
 NAMES = st.sampled_from(["loss", "train_loss", "val_loss", "accuracy", "mIoU", "eval/acc", "top1_acc", "Loss_D", "ppl"])
@@ -321,6 +349,7 @@ def test_pair_is_found_with_its_value_in_any_form(
     ("text", "values"),
     [
         ("loss: 0,523", {"loss": 0.523}),
+        ("loss: I1120, acc: 1", {"acc": 1}),
         ("loss: 1,234.5", {"loss": 1234.5}),
         ("loss: 0,123,456", {"loss": 123456}),
         ("step 2k loss 0.5", {"loss": 0.5}),

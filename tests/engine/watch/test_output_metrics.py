@@ -38,7 +38,9 @@ def test_line_that_is_too_long_is_said() -> None:
     ]
     assert metrics.notes == []
     assert feed(metrics, "loss: 1 " * line_metrics.MAX_NUMBERS + "loss: 1") == []
-    assert metrics.notes == ["lines of more than 4,000 characters or 128 numbers were left out"]
+    assert metrics.notes == [
+        "what has more than 4,000 characters, 110 numbers, or 50 that are not NAME=NUMBER in a line was left out"
+    ]
 
 
 # Steps
