@@ -74,9 +74,9 @@ def names(pilot: Pilot[None]) -> list[str]:
     return [Path(row.key).name for row in pilot.app.screen.query_one("#all-runs", Lines)._rows]
 
 
-def test_list_shows_state_values_and_parameters_and_enter_opens_a_run(tmp_path: Path, watched: Path) -> None:
+def test_list_shows_filters_and_sorts_values_and_parameters_and_opens_a_run(tmp_path: Path, watched: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await open_list(pilot, watched)
+        screen = await open_list(pilot, watched)
         text = visible_text(pilot, "#all-runs")
         assert names(pilot) == ["fast", "slow"] and "growing" in text and "quiet" in text
         assert "0.5 " in text and "lr" in text.splitlines()[1]
@@ -84,13 +84,6 @@ def test_list_shows_state_values_and_parameters_and_enter_opens_a_run(tmp_path: 
         assert isinstance(pilot.app.screen, RunScreen)
         await press(pilot, "escape")
         assert isinstance(pilot.app.screen, RunsScreen)
-
-    drive(real_app(tmp_path / "runs"), act, (120, 30))
-
-
-def test_filter_and_order_take_parameters_and_metrics(tmp_path: Path, watched: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await open_list(pilot, watched)
         await press(pilot, "slash")
         await pilot.press(
             *["l", "r", "less_than_sign", "1", "space", "l", "o", "s", "s", "greater_than_sign", "full_stop", "6"]

@@ -88,7 +88,7 @@ def test_run_screen_reports_deleted_run_folder(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
 
 
-def test_every_key_of_the_footer_works(demo_runs_folder: Path) -> None:
+def test_keys_of_the_charts_change_their_view(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
         await press(pilot, "x", "m", "L", "plus")
@@ -103,14 +103,6 @@ def test_every_key_of_the_footer_works(demo_runs_folder: Path) -> None:
         await press(pilot, "0", "f")
         assert [chart.id for chart in screen.query("ChartPanel") if chart.display] == ["chart-0"]
         assert "f all panels" in visible_text(pilot, "Keys")
-        await press(pilot, "f")
-        for key in ("d", "l", "question_mark", "v"):
-            await pilot.press(key)
-            await pilot.pause()
-            assert pilot.app.screen is not screen
-            await pilot.press("escape")
-            await pilot.pause()
-            assert pilot.app.screen is screen
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, (120, 34))
 

@@ -164,7 +164,8 @@ async def look(pilot: Pilot[None]) -> tuple[object, ...]:
     return app.screen, cells, app.screen.focused, toasts, app.clipboard, app.theme
 
 
-FOOTERS = {"monitor": (), "gpu": ("enter",), "runs": ("r", "j"), "run": ("r", "j", "enter"), "form": ("n",)}
+FOOTERS = {"monitor": (), "gpu": ("enter",), "runs": ("r", "j"), "run": ("r", "j", "enter")}
+"""The keys that open screens from the monitor. `test_form_keys.py` presses those of the footer of the form."""
 
 
 @pytest.mark.parametrize("keys", FOOTERS.values(), ids=FOOTERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from engine.base.codec import decode
 from engine.gpus.snapshot import Gpu, Measurement, Snapshot
 from support.gputrain_command import ROOT
 from support.replace import replace
-from support.screen.demo_app import FROZEN_NOW, demo_snapshot, past_snapshots
+from support.screen.demo_app import FROZEN_NOW, FrozenGpuFeed, demo_snapshot, past_loads
 from tui.charts.history import GpuLoads
 from tui.screens.phrases import gpu_warnings, is_free, users
 from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView
@@ -22,15 +23,18 @@ def recorded() -> Snapshot:
     return decode(RECORDING.read_text().splitlines()[0], Snapshot)
 
 
+@cache
+def recorded_loads() -> GpuLoads:
+    return past_loads(recorded())
+
+
 def with_readings(gpu: Gpu, **values: Any) -> Gpu:
     return replace(gpu, **{key: Measurement(value, FROZEN_NOW) for key, value in values.items()})
 
 
 def table(snapshot: Snapshot, width: int, lines: int) -> list[list[str]]:
     """Return the header, then the lines of each GPU."""
-    loads = GpuLoads()
-    for past in past_snapshots(snapshot):
-        loads.record(past)
+    loads = recorded_loads() if snapshot == recorded() else FrozenGpuFeed(snapshot).loads
     blocks = GpuBlocks(snapshot, loads, GpuView(width, lines, 600.0))
     made = [blocks.lines(gpu, picked=False) for gpu in snapshot.gpus]
     return [[blocks.header.plain], *([line.plain for line in block] for block in made)]
