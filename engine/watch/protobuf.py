@@ -5,7 +5,7 @@ Wire format: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from engine.base.event_file import I32, I64, LEN, VARINT
 
@@ -70,6 +70,17 @@ def packed_varints(data: bytes) -> Iterator[int]:
 def to_signed(value: int) -> int:
     """Return a varint as int64: negative numbers are stored as two's complement."""
     return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def bytes_of(message: Mapping[int, int | bytes], number: int) -> bytes:
+    """Return a field of bytes; b"" if there is none, or one of another type."""
+    value = message.get(number)
+    return value if isinstance(value, bytes) else b""
+
+
+def repeated(data: bytes, number: int) -> Iterator[bytes]:
+    """Yield the bytes of a field that may be there several times. Raises ProtobufError."""
+    return (value for key, value in fields(data) if key == number and isinstance(value, bytes))
 
 
 def text_of(value: int | bytes) -> str:

@@ -24,7 +24,7 @@ from engine.base.event_file import SESSION_START
 from engine.watch.growing_file import FileFolder, GrowingFile
 from engine.watch.parameters import flatten
 from engine.watch.points import Point, PointColumns, Points
-from engine.watch.protobuf import ProtobufError, fields, packed_varints, text_of, to_signed
+from engine.watch.protobuf import ProtobufError, bytes_of, fields, packed_varints, repeated, text_of, to_signed
 from engine.watch.reading import (
     MAX_STEP,
     Listing,
@@ -223,24 +223,13 @@ class _EventReader:
     def _read_event(self, event: _Event, reading: Reading, points: Points) -> None:
         """Add the points and hyperparameters of any event."""
         with suppress(ProtobufError):
-            for number, value in fields(event.summary):
-                if number == 1 and isinstance(value, bytes):
-                    self._read_value(value, event, reading, points)
+            for value in repeated(event.summary, 1):
+                self._read_value(value, event, reading, points)
 
     def _read_value(self, data: bytes, event: _Event, reading: Reading, points: Points) -> None:
         """Add one `Summary.Value`: a scalar, a tensor with one number, or hyperparameters."""
-        tag, number, metadata, tensor = b"", None, b"", b""
-        for key, value in fields(data):
-            if isinstance(value, int):
-                continue
-            if key == 1:
-                tag = value
-            elif key == 2 and len(value) == 4:
-                number = _FLOAT.unpack(value)[0]
-            elif key == 8:
-                tensor = value
-            elif key == 9:
-                metadata = value
+        message = dict(fields(data))
+        scalar, tensor, metadata = (bytes_of(message, key) for key in (2, 8, 9))
         if metadata:
             plugin, content = _plugin_data(metadata)
             if plugin == "hparams":
@@ -248,9 +237,8 @@ class _EventReader:
                 return
             if plugin not in ("", "scalars"):
                 return
-        if number is None and tensor:
-            number = _tensor_number(tensor)
-        name = self._name_of(tag)
+        number = _FLOAT.unpack(scalar)[0] if len(scalar) == 4 else _tensor_number(tensor)
+        name = self._name_of(bytes_of(message, 1))
         if number is not None and name is not None and abs(event.step) <= MAX_STEP:
             points.append(Point(name, event.step, number, None, event.wall_time))
 
@@ -265,53 +253,33 @@ class _Event(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> _Event:
-        wall_time, step, summary, starts_session = None, 0, b"", False
-        # The checksum of the data is not verified.
+        message: dict[int, int | bytes] = {}
+        starts_session = False
+        # The checksum of the data is not verified. What is before damage is kept.
         with suppress(ProtobufError):
-            for number, value in fields(data):
-                if number == 1 and isinstance(value, bytes) and len(value) == 8:
-                    wall_time = to_unix_time(_DOUBLE.unpack(value)[0])
-                elif number == 2 and isinstance(value, int):
-                    step = to_signed(value)
-                elif number == 5 and isinstance(value, bytes):
-                    summary = value
-                elif number == 7 and isinstance(value, bytes):
-                    starts_session = (1, SESSION_START) in fields(value)
-        return cls(wall_time, step, summary, starts_session)
+            message.update(fields(data))
+            starts_session = (1, SESSION_START) in fields(bytes_of(message, 7))
+        time, step = bytes_of(message, 1), message.get(2)
+        wall_time = to_unix_time(_DOUBLE.unpack(time)[0]) if len(time) == 8 else None
+        return cls(wall_time, to_signed(step) if isinstance(step, int) else 0, bytes_of(message, 5), starts_session)
 
 
 def _plugin_data(metadata: bytes) -> tuple[str, bytes]:
     """Return `plugin_name` and `content` of a `SummaryMetadata`."""
-    name, content = "", b""
-    for number, value in fields(metadata):
-        if number == 1 and isinstance(value, bytes):
-            for key, part in fields(value):
-                if key == 1:
-                    name = text_of(part)
-                elif key == 2 and isinstance(part, bytes):
-                    content = part
-    return name, content
+    plugin = dict(fields(bytes_of(dict(fields(metadata)), 1)))
+    return text_of(plugin.get(1, b"")), bytes_of(plugin, 2)
 
 
 def _tensor_number(tensor: bytes) -> float | None:
     """Return the only number of a `TensorProto`, None if it has none or several."""
-    kind, content, num_values = 0, b"", 1
-    parts: dict[int, int | bytes] = {}
-    for number, value in fields(tensor):
-        if number == 1 and isinstance(value, int):
-            kind = value
-        elif number == 2 and isinstance(value, bytes):
-            for key, size in fields(value):
-                if key == 2 and isinstance(size, bytes):
-                    num_values *= next((to_signed(part) for _, part in fields(size) if isinstance(part, int)), 0)
-        elif number == 4 and isinstance(value, bytes):
-            content = value
-        else:
-            parts[number] = value
-    if num_values != 1 or kind not in _TENSOR_TYPES:
+    message = dict(fields(tensor))
+    kind, content, num_values = message.get(1, 0), bytes_of(message, 4), 1
+    for size in repeated(bytes_of(message, 2), 2):
+        num_values *= next((to_signed(part) for _, part in fields(size) if isinstance(part, int)), 0)
+    if num_values != 1 or not isinstance(kind, int) or kind not in _TENSOR_TYPES:
         return None
     field_number, code = _TENSOR_TYPES[kind]
-    value = content or parts.get(field_number, b"")
+    value = content or message.get(field_number, b"")
     if isinstance(value, bytes):
         if content or code in ("<f", "<d"):
             if len(value) != struct.calcsize(code):
@@ -335,24 +303,20 @@ def _bfloat16(bits: int) -> float:
 def _hyperparameters(content: bytes) -> dict[str, Scalar]:
     """Return the hyperparameters of an `HParamsPluginData`, whose `session_start_info` has a map of them."""
     found: dict[str, object] = {}
-    for number, info in fields(content):
-        if number != 3 or not isinstance(info, bytes):
-            continue
-        for key, entry in fields(info):
-            if key == 1 and isinstance(entry, bytes):
-                parts = dict(fields(entry))
-                found[text_of(parts.get(1, b""))] = _json_value(parts.get(2, b""))
+    for info in repeated(content, 3):
+        for entry in map(dict, map(fields, repeated(info, 1))):
+            found[text_of(entry.get(1, b""))] = _json_value(bytes_of(entry, 2))
     return flatten(found)
 
 
-def _json_value(data: int | bytes) -> Scalar:
+def _json_value(data: bytes) -> Scalar:
     """Return a scalar `google.protobuf.Value`, None for a list or an object."""
-    for number, value in fields(data) if isinstance(data, bytes) else ():
-        if number == 2 and isinstance(value, bytes) and len(value) == 8:
-            number_value = float(_DOUBLE.unpack(value)[0])
-            return int(number_value) if number_value.is_integer() else number_value
-        if number == 3:
-            return text_of(value)
-        if number == 4:
-            return bool(value)
+    message = dict(fields(data))
+    if len(number := bytes_of(message, 2)) == 8:
+        value = float(_DOUBLE.unpack(number)[0])
+        return int(value) if value.is_integer() else value
+    if 3 in message:
+        return text_of(message[3])
+    if 4 in message:
+        return bool(message[4])
     return None

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.watch.growing_file import RowFile
 from engine.watch.parameters import flatten, without_wandb_keys
-from engine.watch.protobuf import ProtobufError, fields, text_of
+from engine.watch.protobuf import ProtobufError, bytes_of, fields, text_of
 from engine.watch.reading import MAX_ROW_VALUES, Columns, Listing, Log, Reading, flat_numbers, parse_json, row_points
 
 FILE_HEADER = b":W&B\xe1\xbe\x00"
@@ -112,21 +112,15 @@ class WandbLog(RowFile):
 
     def _read_record(self, record: bytes, reading: Reading) -> None:
         """Read a `Record`: a row of the history, a part of the configuration, or the exit. Raises ProtobufError."""
-        for number, value in fields(record):
-            if not isinstance(value, bytes):
-                continue
-            if number == _HISTORY:
-                row = flat_numbers(dict(_items(value)))
-                reading.points.extend(row_points(row, Columns.find(row), self._num_rows, self._names))
-                self._num_rows += 1
-            elif number == _CONFIG:
-                self._update_config(value, reading)
-            elif number == _EXIT:
-                self._has_ended = True
-            elif number == _RUN:
-                for key, part in fields(value):
-                    if key == _RUN_CONFIG and isinstance(part, bytes):
-                        self._update_config(part, reading)
+        message = dict(fields(record))
+        if _HISTORY in message:
+            row = flat_numbers(dict(_items(bytes_of(message, _HISTORY))))
+            reading.points.extend(row_points(row, Columns.find(row), self._num_rows, self._names))
+            self._num_rows += 1
+        self._has_ended = self._has_ended or _EXIT in message
+        configs = bytes_of(message, _CONFIG), bytes_of(dict(fields(bytes_of(message, _RUN))), _RUN_CONFIG)
+        for config in filter(None, configs):
+            self._update_config(config, reading)
 
     def _update_config(self, data: bytes, reading: Reading) -> None:
         reading.parameters |= flatten(without_wandb_keys(dict(_items(data))))
