@@ -8,9 +8,8 @@ https://github.com/mlflow/mlflow/blob/master/mlflow/store/tracking/file_store.py
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from engine.base.files import read_bytes
@@ -24,6 +23,7 @@ from engine.watch.reading import (
     Listing,
     Log,
     Reading,
+    files_below,
     parse_number,
     to_step,
     to_unix_time,
@@ -43,7 +43,7 @@ def find(listing: Listing) -> list[Log]:
     owned = (METRICS, PARAMS, "tags")
 
     def list_files() -> list[Path]:
-        return [path for _, path in _files_below(folder / METRICS, MAX_METRICS)]
+        return [path for _, path in islice(files_below(folder / METRICS, MAX_DEPTH), MAX_METRICS)]
 
     if not (files := tuple(list_files())):
         return []
@@ -68,27 +68,6 @@ def _read_tag(folder: Path, name: str) -> str:
         return ""
 
 
-def _files_below(folder: Path, max_files: int) -> Iterator[tuple[str, Path]]:
-    """Yield the name and path of at most `max_files` regular files below a folder. Links are passed over."""
-    pending, num_files = [("", folder)], 0
-    while pending:
-        prefix, path = pending.pop()
-        try:
-            with os.scandir(path) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
-        except OSError:
-            continue
-        for entry in found:
-            name = prefix + entry.name
-            if entry.is_dir(follow_symlinks=False) and name.count("/") < MAX_DEPTH and len(pending) < max_files:
-                pending.append((f"{name}/", Path(entry.path)))
-            elif entry.is_file(follow_symlinks=False):
-                yield name, Path(entry.path)
-                num_files += 1
-                if num_files == max_files:
-                    return
-
-
 class MlflowRun(FileFolder):
     """Follows the files of one run."""
 
@@ -103,13 +82,13 @@ class MlflowRun(FileFolder):
         return reading
 
     def add_files(self) -> None:
-        for name, path in _files_below(self._folder / METRICS, MAX_METRICS):
+        for name, path in islice(files_below(self._folder / METRICS, MAX_DEPTH), MAX_METRICS):
             if path not in self._files and (known := self._names.get(name)) is not None:
                 self._files[path] = _MetricFile(known, path)
 
     def _new_parameters(self) -> dict[str, bool | int | float | str | None]:
         found = {}
-        for name, path in _files_below(self._folder / PARAMS, MAX_PARAMETERS):
+        for name, path in islice(files_below(self._folder / PARAMS, MAX_DEPTH), MAX_PARAMETERS):
             if name in self._params or len(name) > MAX_KEY_LENGTH:
                 continue
             try:

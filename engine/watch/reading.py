@@ -194,6 +194,17 @@ def list_folder(folder: Path) -> Listing:
     return Listing(folder, tuple(sorted(files)), tuple(sorted(folders)), num_entries == MAX_ENTRIES)
 
 
+def files_below(folder: Path, max_depth: int) -> Iterator[tuple[str, Path]]:
+    """Yield the name below a folder, and the path, of each regular file. Links are passed over."""
+    pending = [("", folder)]
+    while pending:
+        prefix, path = pending.pop()
+        inner = list_folder(path)
+        if prefix.count("/") < max_depth:
+            pending += [(f"{prefix}{name}/", path / name) for name in inner.folders[: MAX_ENTRIES - len(pending)]]
+        yield from ((prefix + name, path / name) for name in inner.files)
+
+
 class MetricNames:
     """The names of a log's metrics, one string each. Names beyond `MAX_METRICS` and too long ones are refused."""
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path, PurePath
 
 from engine.watch import csv_file, json_file, json_lines
@@ -20,8 +21,8 @@ from engine.watch.reading import (
     ColumnChoice,
     Listing,
     Log,
+    files_below,
     flat_numbers,
-    list_folder,
 )
 from engine.watch.trainer_state import STATE_FILE
 
@@ -47,7 +48,7 @@ BINARY_ENDINGS = (
 )  # fmt: skip
 # DVCLive writes a table for each metric below `plots/metrics`.
 PLOTS = ("plots", "metrics")
-MAX_PLOTS = 50
+MAX_PLOTS, MAX_PLOT_DEPTH = 50, 6
 
 
 def find(listing: Listing) -> list[Log]:
@@ -143,14 +144,8 @@ def _series(path: Path, listing: Listing) -> Log | None:
 
 def _plots(listing: Listing) -> Iterator[Log]:
     """Yield the logs of DVCLive's tables, which are of one run."""
-    pending = [listing.folder.joinpath(*PLOTS)] if PLOTS[0] in listing.folders else []
-    top, num_logs = pending[0] if pending else listing.folder, 0
-    while pending:
-        inner = list_folder(pending.pop())
-        pending += [inner.folder / name for name in inner.folders]
-        for name in inner.files:
-            if name.endswith(TABLE_ENDINGS) and num_logs < MAX_PLOTS:
-                num_logs += 1
-                group = str(inner.folder.relative_to(top))
-                log = _rows("csv", CsvFile, inner.folder / name, listing.choice, "" if group == "." else group)
-                yield replace(log, owned_folders=(PLOTS[0],))
+    top = listing.folder.joinpath(*PLOTS)
+    files = files_below(top, MAX_PLOT_DEPTH) if PLOTS[0] in listing.folders else ()
+    for name, path in islice((file for file in files if file[0].endswith(TABLE_ENDINGS)), MAX_PLOTS):
+        log = _rows("csv", CsvFile, path, listing.choice, name.rpartition("/")[0])
+        yield replace(log, owned_folders=(PLOTS[0],))
