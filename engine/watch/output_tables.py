@@ -141,8 +141,6 @@ def _cells(text: str, separator: re.Pattern[str]) -> list[str]:
 
 def _number_of(cell: str) -> str:
     """Return the number of a cell without its unit; "" if it has none."""
-    if cell.replace(".", "", 1).isdecimal():  # in a fifth of the time of the pattern
-        return cell
     return match["number"] if (match := _CELL.fullmatch(cell)) is not None else ""
 
 
