@@ -55,19 +55,6 @@ async def until_shown(pilot: Pilot[None], screen: CompareScreen) -> None:
     await pilot.pause()
 
 
-def test_compare_opens_the_selected_run(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await compare(pilot, root, ["slow", "fast"])
-        await press(pilot, "down", "enter")
-        screen = pilot.app.screen
-        assert isinstance(screen, RunScreen)
-        assert screen.folder.name == "slow"
-        await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, CompareScreen)
-
-    drive(real_app(root), act, SIZE)
-
-
 def test_compare_follows_a_live_run(root: Path) -> None:
     *events, _ = compared_events(epochs=4)
     half = len(events) // 2
@@ -89,9 +76,14 @@ def test_compare_follows_a_live_run(root: Path) -> None:
     drive(real_app(root), act, SIZE)
 
 
-def test_compare_keeps_a_run_that_is_deleted(root: Path) -> None:
+def test_compare_opens_the_selected_run_and_keeps_one_that_is_deleted(root: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         screen = await compare(pilot, root, ["slow", "fast"])
+        await press(pilot, "down", "enter")
+        opened = pilot.app.screen
+        assert isinstance(opened, RunScreen) and opened.folder.name == "slow"
+        await press(pilot, "escape")
+        assert pilot.app.screen is screen
         shutil.rmtree(root / "fast")
         await wait_until(pilot, lambda: screen.compare_poller.runs[1].is_missing)
         await until_shown(pilot, screen)

@@ -17,10 +17,20 @@ pytestmark = pytest.mark.usefixtures("isolated_folder")
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_form_screen_enter_after_a_choice_typed_in_full_goes_on(tmp_path: Path) -> None:
+def test_form_screen_lists_choices_until_one_is_taken_or_typed_in_full(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         form = form_of(pilot)
+        form.fields.select("schedule.name")
+        await press(pilot, "enter", "down", "down", "up")
+        assert form.fields.is_open
+        assert form.fields.selected is not None and form.fields.selected.key == "schedule.name"
+        await press(pilot, "enter")
+        assert form.form.overrides == {"schedule.name": "restarts"}
+        assert not form.fields.is_open
+        await press(pilot, "enter", "down", "escape")
+        assert form.form.overrides == {"schedule.name": "restarts"}
+        assert entry_of(pilot).value == "restarts"
         await type_into(pilot, "schedule.name", "linear")
         await press(pilot, "enter")
         assert not form.fields.is_open
@@ -59,25 +69,6 @@ def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
         assert "No field contains 'nothingx'" in visible_text(pilot, "#field-lines")
 
     drive(real_app(tmp_path / "runs"), act)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_form_screen_arrow_keys_walk_inside_open_choices(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "n")
-        form = form_of(pilot)
-        form.fields.select("schedule.name")
-        await press(pilot, "enter", "down", "down", "up")
-        assert form.fields.is_open
-        assert form.fields.selected is not None and form.fields.selected.key == "schedule.name"
-        await press(pilot, "enter")
-        assert form.form.overrides == {"schedule.name": "restarts"}
-        assert not form.fields.is_open
-        await press(pilot, "enter", "down", "escape")
-        assert form.form.overrides == {"schedule.name": "restarts"}
-        assert entry_of(pilot).value == "restarts"
-
-    drive(real_app(tmp_path / "runs"), act, (120, 34))
 
 
 @pytest.mark.usefixtures("unchecked")

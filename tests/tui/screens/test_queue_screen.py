@@ -95,18 +95,12 @@ def test_keys_send_requests_to_the_selected_run(tmp_path: Path, supervisors: lis
         await wait_until(pilot, lambda: first.requests() == [("hold", None)])
         await press(pilot, "down", "K")
         await wait_until(pilot, lambda: second.requests() == [("order", 0)])
-
-    drive(tmp_path / "runs", act)
-
-
-def test_cancel_asks_first(tmp_path: Path, supervisors: list[WaitingSupervisor]) -> None:
-    async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         await press(pilot, "s")
-        assert isinstance(pilot.app.screen, ChoiceDialog)
+        assert isinstance(pilot.app.screen, ChoiceDialog), "it asks first"
         await press(pilot, "enter")
-        assert supervisors[0].requests() == []
+        assert second.requests() == []
         await press(pilot, "s", "down", "enter")
-        await wait_until(pilot, lambda: supervisors[0].requests() == [("stop", None)])
+        await wait_until(pilot, lambda: second.requests() == [("stop", None)])
 
     drive(tmp_path / "runs", act)
 

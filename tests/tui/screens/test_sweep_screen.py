@@ -25,17 +25,27 @@ def trial_numbers(pilot: Pilot[None]) -> list[int]:
 
 
 @pytest.mark.usefixtures("isolated_folder")
-def test_sweep_screen_sorts_trials_follows_them_and_opens_their_runs(tmp_path: Path) -> None:
+def test_sweep_screen_draws_the_selected_trial_sorts_and_follows_trials_and_opens_their_runs(tmp_path: Path) -> None:
     _, study = make_finished_trials(tmp_path / "runs")
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_sweep(pilot)
+        assert "trial 2, others dashed" in visible_text(pilot, "#trial-curves")
+        assert "best val acc by optim." in visible_text(pilot, "#param-chart")
+        screen.query_one("#trials", Lines).select_key("4")
+        await press(pilot, "tab")
+        assert "trial 4, others dashed" in visible_text(pilot, "#trial-curves")
+        shown = visible_text(pilot, "#params")
+        assert "trial 4" in shown and "0.007" in shown and "0.07" in shown and "%" in shown
+        screen.query_one("#params", Lines).select_key("optim.name")
+        await press(pilot)
+        await wait_until(pilot, lambda: "adamw" in visible_text(pilot, "#param-chart"))
         assert trial_numbers(pilot) == [2, 7, 0, 4, 1, 6, 8, 3, 5]
         study.end(8, "COMPLETE", 0.99)
         screen.sweep_poller.request_poll()
         await wait_until(pilot, lambda: screen.sweep_poller.value.counts["complete"] == 7)  # type: ignore[union-attr]
         await wait_until(pilot, lambda: trial_numbers(pilot)[0] == 8)
-        screen.query_one("#trials", Lines).select_key("4")
+        screen.query_one("#trials", Lines).focus()
         await press(pilot, "enter")
         assert isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.folder.name == "s-004"
 
@@ -65,45 +75,7 @@ def test_sweep_screen_selects_the_trial_and_stops_the_sweep(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("isolated_folder")
-def test_sweep_screen_draws_the_selected_trial_over_the_searched_keys(tmp_path: Path) -> None:
-    make_finished_trials(tmp_path / "runs")
-
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await open_sweep(pilot)
-        assert "trial 2, others dashed" in visible_text(pilot, "#trial-curves")
-        assert "best val acc by optim." in visible_text(pilot, "#param-chart")
-        screen.query_one("#trials", Lines).select_key("4")
-        await press(pilot, "tab")
-        assert "trial 4, others dashed" in visible_text(pilot, "#trial-curves")
-        shown = visible_text(pilot, "#params")
-        assert "trial 4" in shown and "0.007" in shown and "0.07" in shown and "%" in shown
-        screen.query_one("#params", Lines).select_key("optim.name")
-        await press(pilot)
-        await wait_until(pilot, lambda: "adamw" in visible_text(pilot, "#param-chart"))
-
-    drive(real_app(tmp_path / "runs"), act, size=(120, 34))
-
-
-@pytest.mark.usefixtures("isolated_folder")
-def test_sweep_screen_selects_and_compares_trials(tmp_path: Path) -> None:
-    make_finished_trials(tmp_path / "runs")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_sweep(pilot)
-        await press(pilot, "c")
-        assert "Select two trials" in toasts(pilot)[-1]
-        await press(pilot, "space", "space")
-        assert visible_text(pilot, "#trials").count("◆") == 2 and "2 selected" in visible_text(pilot, "#trials")
-        await press(pilot, "c")
-        screen = pilot.app.screen
-        assert isinstance(screen, CompareScreen)
-        await wait_until(pilot, lambda: [run.run.name for run in screen.compare_poller.runs] == ["s-002", "s-007"])
-
-    drive(real_app(tmp_path / "runs"), act)
-
-
-@pytest.mark.usefixtures("isolated_folder")
-def test_sweep_screen_starts_the_best_config_for_longer_after_a_question(
+def test_sweep_screen_selects_and_compares_trials_and_trains_the_best_config_for_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = make_finished_trials(tmp_path / "runs")
@@ -118,6 +90,14 @@ def test_sweep_screen_starts_the_best_config_for_longer_after_a_question(
         assert started == []
         await press(pilot, "a", "down", "enter")
         assert started == [["run", str(folder.best), "--epochs", "50", "--name", "s-best", "--headless"]]
+        await press(pilot, "c")
+        assert "Select two trials" in toasts(pilot)[-1]
+        await press(pilot, "space", "space")
+        assert visible_text(pilot, "#trials").count("◆") == 2 and "2 selected" in visible_text(pilot, "#trials")
+        await press(pilot, "c")
+        screen = pilot.app.screen
+        assert isinstance(screen, CompareScreen)
+        await wait_until(pilot, lambda: [run.run.name for run in screen.compare_poller.runs] == ["s-002", "s-007"])
 
     drive(real_app(tmp_path / "runs"), act, size=(160, 48))
 
