@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
-from textual.markup import escape
 
 from engine.base.errors import Problem
 from engine.base.text import printable
@@ -30,7 +29,7 @@ from tui.screens.phrases import gpu_key, is_free, no_driver_problem, users
 from tui.screens.tables import fact_lines
 from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView, is_folded
 from tui.screens.tables.processes import gpu_matches, list_gpu_processes, process_matches, run_words
-from tui.screens.widgets.lines import KeyedRow, Lines
+from tui.screens.widgets.lines import KeyedRow, Lines, escape_markup
 from tui.terminal.palette import ACCENT, BAD, MUTED
 
 if TYPE_CHECKING:
@@ -213,7 +212,7 @@ class MonitorScreen(MonitorKeysScreen):
         """Return the picked GPUs, and whom a run on them would share them with, as markup."""
         picked = [gpu for gpu in self._gpus if gpu_key(gpu) in self.gputrain_app.picked_gpu_uuids]
         others = dict.fromkeys(name for gpu in picked for name in users(gpu))
-        shared = f"[$warning]shared with {escape(', '.join(others))}[/]  " if others else ""
+        shared = f"[$warning]shared with {escape_markup(', '.join(others))}[/]  " if others else ""
         return f"{shared}[$accent b]selected: {self._picked_names()}[/]" if picked else ""
 
     # Processes and runs
@@ -271,7 +270,7 @@ class MonitorScreen(MonitorKeysScreen):
     def _count_title(self, name: str, shown: int, count: int) -> str:
         if not self.filter_text:
             return f"{name}  {count}"
-        return f"{name}  {shown} of {count} match '{escape(printable(self.filter_text))}'"
+        return f"{name}  {shown} of {count} match '{escape_markup(printable(self.filter_text))}'"
 
     def _no_match(self, name: str, count: int) -> str:
         """Return that nothing matches the filter; empty without a filter or without rows."""

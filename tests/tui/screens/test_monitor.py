@@ -205,6 +205,14 @@ def test_monitor_filter_counts_matches(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder), act, (120, 34))
 
 
+def test_monitor_filter_is_no_markup(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "slash", "left_square_bracket", "slash")
+        assert "Processes  0 of 5 match '[/'" in visible_text(pilot, "#processes")
+
+    drive(demo_app(demo_runs_folder), act, (120, 34))
+
+
 @pytest.mark.usefixtures("all_frames")
 def test_monitor_redraws_nothing_if_nothing_changed(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = FrozenGpuFeed(demo_snapshot(FROZEN_NOW))
