@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.text import Text
 
 from engine.base.ticks import log_ticks, tick_labels, ticks
 from engine.runs.curves import BlockSeries
@@ -109,11 +108,6 @@ class Plot:
     axis_lines: int = 0
     off_scale: tuple[int, int] = (0, 0)
     """Number of curves with points above and below the y axis, which are drawn at its ends."""
-
-    @cached_property
-    def lines(self) -> list[Text]:
-        """The rows as text."""
-        return [Text.assemble(*row, no_wrap=True, end="") for row in self.rows]
 
 
 def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -> Plot:

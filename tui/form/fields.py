@@ -160,7 +160,7 @@ def optimizer_placeholders(optimizer: str) -> dict[str, str]:
     return {f"optim.{key}": format_value(value) for key, value in default_options(optimizer).items()}
 
 
-def help_text(info: ConfigField, error: str = "", placeholder: str = "") -> Text:
+def help_text(info: ConfigField, error: str = "") -> Text:
     """Describe a field: its error if any, key, first sentence, default, the rest of the description, choices."""
     text = Text()
     if error:
@@ -169,9 +169,8 @@ def help_text(info: ConfigField, error: str = "", placeholder: str = "") -> Text
     if info.key not in (PRESET_KEY, HOST_KEY):
         text.append(f"  {info.key}", ACCENT)
     text.append(f"  {info.summary}")
-    default = placeholder or info.default
-    if default and "efault:" not in info.description:
-        text.append(f"  Default: {default}.", MUTED)
+    if info.default and "efault:" not in info.description:
+        text.append(f"  Default: {info.default}.", MUTED)
     # A small terminal has two lines, and cuts the rest off.
     text.append(info.description.removeprefix(info.summary).rstrip())
     if info.choices and not all(choice in info.description for choice in info.choices):

@@ -132,10 +132,6 @@ class Form:
         if self.values().get(key) != text and (text.strip() or key not in required_keys()):
             self.overrides[key] = text
 
-    def arguments(self) -> list[str]:
-        """Return the `gputrain` arguments that start this run. Raises UsageError if the config is invalid."""
-        return run_arguments(self.base, self.base_config, self.config())
-
     def arguments_for(self, config: Config, runs_dir: Path) -> list[str]:
         """Return the `gputrain` arguments that start a run with `config`, the resolved config of this form."""
         arguments = run_arguments(self.base, self.base_config, config)

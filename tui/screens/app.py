@@ -164,6 +164,12 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         snapshot = self.gpu_poller.snapshot
         return self.demo_notice or (snapshot.source.notice if snapshot is not None else None)
 
+    def refuses_in_demo(self, what: str) -> bool:
+        """Whether this is the demo, which has nothing to act on; a toast says `what` it cannot do."""
+        if self.demo_notice:
+            self.show_toast(Problem("", f"Demo mode: {what}", code="not-supported"))
+        return bool(self.demo_notice)
+
     def get_default_screen(self) -> Screen[Any]:
         return MonitorScreen(self)
 
@@ -333,8 +339,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         `resumed` is the run that goes on, and `begun` is called when the run has begun."""
         from tui.screens.launcher import launch_run
 
-        if self.demo_notice:
-            self.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
+        if self.refuses_in_demo("runs cannot be started"):
             return False
         try:
             launched = launch_run(arguments, self.runs_dir if resumed is None else resumed.path.parent)

@@ -10,7 +10,6 @@ from typing import ClassVar, Generic, TypeVar
 from textual import events, on
 from textual.containers import Container
 
-from engine.report.charts import Chart, Place, charts_of
 from tui.screens.run_layout import Layout
 from tui.screens.widgets.chart import ChartPanel
 from tui.screens.widgets.lines import Lines
@@ -21,21 +20,18 @@ Room = TypeVar("Room")
 class ChartPanels(Container, Generic[Room]):
     """Panels in a grid. Charts that share a place take turns: the one that was focused last is shown.
 
-    A subclass names the place of its charts, and other panels in the order of the focus, and lays them out. `Room` is
-    what the layout depends on.
+    A subclass names its other panels in the order of the focus, and lays them out. `Room` is what the layout depends
+    on.
     """
 
-    PLACE: ClassVar[Place]
     OTHER_PANELS: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, id: str, room: Room, charts: Sequence[Chart] | None = None) -> None:  # noqa: A002 (Textual's name)
-        """`charts` are the panels to make, by default the charts of the place."""
+    def __init__(self, id: str, room: Room, charts: tuple[str, ...]) -> None:  # noqa: A002 (Textual's name)
+        """`charts` are the ids of the panels of charts, in the order of the focus."""
         super().__init__(id=id)
-        self._rows = charts_of(self.PLACE) if charts is None else tuple(charts)
+        self.charts = charts
         self.is_full = False
         """Whether a single panel fills the screen."""
-        self.charts = tuple(chart.id for chart in self._rows)
-        """The charts, in the order of the focus."""
         self._focused_charts: list[str] = []
         """Charts that were focused, the latest one first."""
         self._room = room
@@ -44,7 +40,7 @@ class ChartPanels(Container, Generic[Room]):
 
     def make_charts(self) -> Iterator[ChartPanel]:
         """Yield a panel for each chart."""
-        return (ChartPanel(chart.title, chart.id) for chart in self._rows)
+        return (ChartPanel("", chart) for chart in self.charts)
 
     @property
     def chart_widgets(self) -> list[ChartPanel]:

@@ -54,7 +54,7 @@ class ComparePanels(ChartPanels[tuple[int, int]]):
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
         self._full_panel = CHART_PANEL
-        super().__init__(id, (0, 0), [Chart(CHART_PANEL, "", {})])
+        super().__init__(id, (0, 0), (CHART_PANEL,))
 
     def compose(self) -> ComposeResult:
         for chart in self.make_charts():

@@ -138,24 +138,15 @@ class MultiChoiceDialog(RowsDialog[list[str]]):
 
 
 class TextInputDialog(Dialog[str]):
-    """Enter a line of text. Returns it stripped, or None if canceled; also if empty, unless it `may_be_empty`.
+    """Enter a line of text. Returns it stripped, or None if canceled.
 
     `check` raises UsageError if a text is refused; the dialog stays open and says why.
     """
 
     HINT = "enter confirm   esc cancel"
 
-    def __init__(
-        self,
-        title: str,
-        value: str,
-        note: str,
-        check: Callable[[str], object] = lambda _: None,
-        *,
-        may_be_empty: bool = False,
-    ) -> None:
+    def __init__(self, title: str, value: str, note: str, check: Callable[[str], object]) -> None:
         super().__init__(title)
-        self._may_be_empty = may_be_empty
         self._value, self._note, self._check = value, note, check
 
     def compose_box(self) -> ComposeResult:
@@ -171,7 +162,7 @@ class TextInputDialog(Dialog[str]):
         except UsageError as error:
             self.query_one(".problem", Static).update(str(error))
         else:
-            self.dismiss(value if value or self._may_be_empty else None)
+            self.dismiss(value)
 
 
 class TextDialog(Dialog[None]):

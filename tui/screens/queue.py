@@ -154,9 +154,7 @@ class QueueScreen(GputrainScreen):
         interrupted = [row for row in self.rows if row.state is RowState.INTERRUPTED]
         if not interrupted:
             self.gputrain_app.show_toast(Problem("", "No run was interrupted while it waited", code="not-found"))
-        elif self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
-        else:
+        elif not self.gputrain_app.refuses_in_demo("runs cannot be started"):
             resume = partial(self._change, partial(resume_all, interrupted))
             if len(interrupted) == 1:
                 resume()

@@ -17,7 +17,6 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.base.errors import Problem
 from engine.base.text import printable
 from engine.config.tasks import stored_task_facts
 from engine.gpus.snapshot import Snapshot
@@ -443,8 +442,5 @@ class RunScreen(ChartScreen, RunKeysScreen):
         """Open the profiles of the run; a live run without one takes one at once."""
         from tui.screens.profile import ProfileScreen
 
-        if self.gputrain_app.demo_notice:
-            problem = Problem("", "Demo mode: simulated runs cannot be profiled", code="not-supported")
-            self.gputrain_app.show_toast(problem)
-        elif self.folder is not None:
+        if self.folder is not None and not self.gputrain_app.refuses_in_demo("simulated runs cannot be profiled"):
             self.app.push_screen(ProfileScreen(self.gputrain_app, self.folder, asks=self.state in PROFILED_STATES))

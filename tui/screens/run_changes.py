@@ -114,7 +114,7 @@ class RunChanges:
 
     def archive(self, rows: Sequence[RunRow]) -> None:
         """Archive the runs; if all of them are archived, restore them."""
-        if not rows or self._is_demo():
+        if not rows or self._app.refuses_in_demo("runs cannot be changed"):
             return
         archived = not all(row.archived for row in rows)
         done = (
@@ -135,7 +135,7 @@ class RunChanges:
 
     def delete(self, rows: Sequence[RunRow]) -> None:
         """Move runs that have ended to the trash, after a question that names what goes."""
-        if self._is_demo():
+        if self._app.refuses_in_demo("runs cannot be changed"):
             return
         ended = [row for row in rows if not self._is_live(row)]
         if not ended:
@@ -169,12 +169,6 @@ class RunChanges:
             reason = f"{row.name} is {row.state} and cannot be deleted; stop it first"
             self._app.show_toast(Problem("", reason, code="wrong-state"))
         return row.live
-
-    def _is_demo(self) -> bool:
-        """Whether this is the demo, whose runs stay as they are; a toast says so."""
-        if self._app.demo_notice:
-            self._app.show_toast(Problem("", "Demo mode: runs cannot be changed", code="not-supported"))
-        return bool(self._app.demo_notice)
 
 
 def _named(lines: Iterable[str]) -> list[str]:

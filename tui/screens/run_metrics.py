@@ -84,9 +84,7 @@ class RunMetrics:
     def _change(self, name: str, what: str | None) -> None:
         if what == "rename":
             note = "The name in charts and reports; empty for that of the output:"
-            dialog = TextInputDialog(
-                printable(name), self._names.get(name) or name, note, self._check, may_be_empty=True
-            )
+            dialog = TextInputDialog(printable(name), self._names.get(name) or name, note, self._check)
             self._screen.app.push_screen(dialog, lambda new: None if new is None else self._rename(name, new or name))
         elif what == "hide":
             self._rename(name, name if self._names.get(name) == "" else "")

@@ -60,7 +60,7 @@ class RunPanels(ChartPanels[RunRoom]):
     OTHER_PANELS = (RANKS_PANEL, LOG_PANEL)
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
-        super().__init__(id, RunRoom(), [Chart(panel, "", {}) for panel in CHART_PANELS])
+        super().__init__(id, RunRoom(), CHART_PANELS)
         self.chosen: Mapping[str, Chart] = NO_CHARTS
         """The charts by the ids of their panels; one without metrics in a panel that is not used."""
 

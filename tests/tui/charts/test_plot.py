@@ -9,6 +9,7 @@ import pytest
 
 from engine.runs.curves import BlockSeries
 from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
+from support.screen.plots import plain_rows
 from tui.charts.plot import Curve, PlotWindow, mark_columns, plot
 from tui.terminal.palette import series_style
 
@@ -29,7 +30,7 @@ def plot_lines(
 ) -> list[str]:
     curve = Curve("train", blocks(series(values)), series_style(1))
     window = PlotWindow(low, len(values) if high is None else high, log)
-    return [line.plain for line in plot([curve], window, WIDTH, HEIGHT).lines]
+    return plain_rows(plot([curve], window, WIDTH, HEIGHT))
 
 
 STRANGE = {
@@ -75,7 +76,7 @@ def test_plot_marks_where_a_value_was_not_finite() -> None:
     x = np.arange(91.0)
     points = Series(x, np.where(x == 45, np.nan, x))
     curve = Curve("", BlockSeries(points, points, np.array([45.0])), "")
-    lines = [line.plain for line in plot([curve], PlotWindow(0, 90), 60, 12).lines]
+    lines = plain_rows(plot([curve], PlotWindow(0, 90), 60, 12))
     left = lines[0].index("│") + 1
     assert lines[-3].index("×") == left + round((60 - left - 1) / 2)
 
@@ -83,7 +84,7 @@ def test_plot_marks_where_a_value_was_not_finite() -> None:
 def test_plot_marks_where_a_run_went_on_from_an_earlier_step() -> None:
     x = np.arange(91.0)
     curve = Curve("", BlockSeries(Series(x, x), Series(x, x), restarts=np.array([45.0])), "")
-    lines = [line.plain for line in plot([curve], PlotWindow(0, 90), 60, 12).lines]
+    lines = plain_rows(plot([curve], PlotWindow(0, 90), 60, 12))
     left = lines[0].index("│") + 1
     assert lines[-3].index("↻") == left + round((60 - left - 1) / 2)
 
@@ -132,7 +133,7 @@ def test_smooth_averages_neighbors_within_gaps() -> None:
 @pytest.mark.parametrize(("low", "high"), [(0.93, 0.989), (0.0, 12.0)])
 def test_plot_draws_no_value_above_label_of_larger_value(height: int, low: float, high: float) -> None:
     curve = Curve("", blocks(series(np.linspace(low, high, 40))), series_style(1))
-    lines = [line.plain for line in plot([curve], PlotWindow(0, 40), 36, height).lines]
+    lines = plain_rows(plot([curve], PlotWindow(0, 40), 36, height))
     labels = [(row, float(line.partition("┤")[0])) for row, line in enumerate(lines) if "┤" in line]
     highest = min(row for row, line in enumerate(lines) if any("\u2800" < character <= "\u28ff" for character in line))
     lowest = max(row for row, line in enumerate(lines) if any("\u2800" < character <= "\u28ff" for character in line))

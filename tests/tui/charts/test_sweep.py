@@ -12,6 +12,7 @@ from engine.jobs.sweeps.space import Choices, Range
 from engine.jobs.sweeps.status import SweepReader, SweepStatus
 from support.replace import replace
 from support.runs.sweeps import make_finished_trials
+from support.screen.plots import plain_rows
 from tui.charts.plot import plot
 from tui.charts.sweep import MAX_CURVES, axis_position, param_curves, trial_curves
 
@@ -38,9 +39,9 @@ def test_position_of_a_value_follows_its_space() -> None:
 )
 def test_axis_is_as_the_key_was_searched(status: SweepStatus, key: str, labels: list[str]) -> None:
     curves, window = param_curves(status, key)
-    *rows, axis = plot(curves, window, 60, 12).lines
-    assert axis.plain.split() == labels
-    text = "".join(row.plain for row in rows)
+    *rows, axis = plain_rows(plot(curves, window, 60, 12))
+    assert axis.split() == labels
+    text = "".join(rows)
     assert "•" in text and text.count("★") == 1
 
 
@@ -64,7 +65,7 @@ def test_curve_of_the_selected_trial_is_on_top_and_the_only_solid_one(status: Sw
 def test_curves_of_trials_without_values_and_of_many_trials(status: SweepStatus) -> None:
     none = replace(status, curves=[{} for _ in status.curves])
     curves, window = trial_curves(none, none.trials[0])
-    assert plot(curves, window, 40, 10).lines[0].plain == "No data yet"
+    assert plain_rows(plot(curves, window, 40, 10))[0] == "No data yet"
     trials = tuple(replace(status.trials[0], number=number) for number in range(200))
     many = replace(status, trials=trials, curves=[{1: 0.5, 2: 0.6}] * 200)
     assert len(trial_curves(many, trials[199])[0]) == MAX_CURVES + 1

@@ -13,6 +13,7 @@ from engine.base.errors import UsageError
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_dict
 from engine.jobs.launch.request import RunRequest
+from engine.runs.root import runs_root
 from support.gputrain_command import Gputrain
 from tui.cli.main import app
 from tui.form.fields import completions, form_fields, optimizer_placeholders
@@ -45,7 +46,7 @@ TYPED = {
 @pytest.mark.parametrize("base", [None, "digits"])
 def test_form_command_resolves_to_same_config(base: str | None, gputrain: Gputrain) -> None:
     form = Form(base, dict(TYPED))
-    command = shlex.join(["gputrain", *form.arguments()])
+    command = shlex.join(["gputrain", *form.arguments_for(form.config(), runs_root())])
     keys = [f"{key}={text}" for key, text in TYPED.items()]
     resolved = json.loads(gputrain("config", *([base] if base else []), *keys, "--json").stdout)["config"]
     assert resolved == as_dict(form.config())
@@ -96,7 +97,7 @@ def test_form_ignores_value_equal_to_base() -> None:
     form = Form("digits")
     form.set_value("optim.lr", "0.2")
     form.set_value("optim.lr", "0.1")
-    assert form.arguments() == ["run", "digits"]
+    assert form.arguments_for(form.config(), runs_root()) == ["run", "digits"]
 
 
 def test_form_choices_are_remembered_without_name() -> None:
@@ -121,7 +122,7 @@ def test_form_never_stores_url_that_was_typed_instead_of_reference() -> None:
     assert [problem.location for problem in problems] == ["notify.urls"]
     assert "hunter2" not in str(problems)
     with pytest.raises(UsageError) as error:
-        form.arguments()
+        form.config()
     assert "hunter2" not in str(error.value)
 
 
