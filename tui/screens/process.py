@@ -38,7 +38,7 @@ class ProcessScreen(GputrainScreen):
         """Opens the run of the process, unless it is shown below with `opens_run=False`."""
         super().__init__(app)
         self._process = process
-        self.poller = self.follow(ProcessPoller(process, app.intervals.poll_s))
+        self.poller = self.follow(ProcessPoller(lambda: process, app.intervals.poll_s))
         self.poller.on_poll = self._record
         self._past = {key: LoadHistory() for key in ("cpu", "memory", "gpu_memory")}
         self._opens_run, self._has_opened = opens_run, not opens_run

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,7 +37,7 @@ from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import LogDialog, TextDialog, confirm, read_config_lines
 from tui.screens.host_panel import load_text
 from tui.screens.keymap import RUN_KEYS, Ability, Key
-from tui.screens.pollers.process import OwnerPoller, ProcessPoller, ProcessReading
+from tui.screens.pollers.process import ProcessPoller, ProcessReading, owner_of
 from tui.screens.pollers.run import RunPoller, RunSnapshot
 from tui.screens.run_keys import RunKeysScreen
 from tui.screens.run_layout import RANKS_PANEL, RunRoom
@@ -87,7 +88,7 @@ class RunScreen(ChartScreen, RunKeysScreen):
         self,
         app: AppServices,
         run: RunFolder | ForeignRun,
-        process: ProcessPoller | OwnerPoller | None = None,
+        process: ProcessPoller | None = None,
         launched: LaunchedRun | None = None,
     ) -> None:
         """`process` watches the process of a run of another program, if one is known. `launched` is what starts the
@@ -101,7 +102,7 @@ class RunScreen(ChartScreen, RunKeysScreen):
             # There is nothing to read.
             self.poller.caught_up = True
         if launched is None and self.folder is not None and Ability.COMMAND in self.abilities:
-            process = self.follow(OwnerPoller(self.folder, app.intervals.poll_s))
+            process = self.follow(ProcessPoller(partial(owner_of, self.folder), app.intervals.poll_s, searches=False))
         self._process = process
         self.view = (
             ChartView(charts=NO_CHARTS) if self.is_training else ChartView("step", axes=("step",), charts=NO_CHARTS)
@@ -428,7 +429,7 @@ class RunScreen(ChartScreen, RunKeysScreen):
     def action_processes(self) -> None:
         from tui.screens.process import ProcessScreen
 
-        process = self._process.process if isinstance(self._process, OwnerPoller) else None
+        process = None if self._process is None else self._process.process
         if process is not None and self.is_available("processes"):
             self.app.push_screen(ProcessScreen(self.gputrain_app, process, opens_run=False))
 

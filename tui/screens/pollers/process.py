@@ -1,12 +1,9 @@
-"""The pollers of a process that is watched: its tree, what it uses of the host, its log, and the runs that it writes.
-
-`ProcessPoller` watches a known process, `OwnerPoller` the one that owns a run.
-"""
+"""The poller of a process: its tree, what it uses of the host, its log, and the runs that it writes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from rich.text import Text
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.runs.claim import read_claim
 from engine.runs.folder import RunFolder
-from engine.watch.folders import ForeignRun, FoundRuns
+from engine.watch.folders import ForeignRun
 from engine.watch.process import (
     ProcessDetails,
     ProcessId,
@@ -72,26 +69,39 @@ class ProcessReading:
         return status_line(self.tree, self.gpu_uses(snapshot), self.total_cpu_percent, self.memory_bytes, self.ended_at)
 
 
-class _ProcessReader:
-    """Reads the tree of a process and its use of CPU, again and again until it has ended."""
+class ProcessPoller(Poller):
+    """Publishes the latest reading of a process. One that has ended stays until another one takes its place.
 
-    def __init__(self, root: ProcessId) -> None:
-        self._root = root
-        self._latest: ProcessReading | None = None
+    No `Watched`: each reading continues the one before.
+    """
+
+    def __init__(
+        self, find: Callable[[], ProcessId | None], interval_s: float = POLL_INTERVAL_SECONDS, *, searches: bool = True
+    ) -> None:
+        """`find` returns the process, None if it is not seen. With `searches`, its log and the runs that it writes are
+        read, too."""
+        super().__init__("process", interval_s)
+        self._find, self._searches = find, searches
+        self.process: ProcessId | None = None
+        """The process of the latest reading."""
+        self.latest: ProcessReading | None = None
         self._cpu: dict[ProcessId, float] = {}
-        self._cpu_time = 0.0
+        self._cpu_time = self._next_search = 0.0
 
-    def read(self) -> ProcessReading:
-        before = self._latest
-        if before is not None and before.ended_at is not None:
-            return before
-        tree = read_tree(self._root)
+    def poll(self) -> None:
+        process, before = self.process, self.latest
+        if process is None or before is None or before.ended_at is not None:
+            found = self._find()
+            if found is None or (found == process and before is not None):
+                return
+            self.process, process, before = found, found, None
+            self._cpu, self._next_search = {}, 0.0
+        tree = read_tree(process)
         if tree.processes:
-            latest = ProcessReading(tree, None, self._cpu_percent(tree))
+            now = ProcessReading(tree, None, self._cpu_percent(tree))
         else:
-            latest = ProcessReading(tree if before is None else before.tree, time.time())
-        self._latest = latest
-        return latest
+            now = ProcessReading(tree if before is None else before.tree, time.time())
+        self.latest = self._with_runs(process, now, before) if self._searches else now
 
     def _cpu_percent(self, tree: ProcessTree) -> dict[int, float]:
         now, seconds = time.monotonic(), {process.id: process.cpu_seconds for process in tree.processes}
@@ -99,79 +109,36 @@ class _ProcessReader:
         passed, self._cpu_time = now - self._cpu_time, now
         return {key.pid: max(used - before[key], 0.0) / passed * 100 for key, used in seconds.items() if key in before}
 
-
-class ProcessPoller(Poller):
-    """Publishes the latest reading of a process, until it has ended.
-
-    No `Watched`: each reading continues the one before.
-    """
-
-    def __init__(self, root: ProcessId, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
-        super().__init__("process", interval_s)
-        self.root = root
-        self.latest: ProcessReading | None = None
-        self._reader = _ProcessReader(root)
-        self._next_search = 0.0
-
-    def poll(self) -> None:
-        before = self.latest
-        if before is not None and before.ended_at is not None:
-            return
-        now = self._reader.read()
+    def _with_runs(self, process: ProcessId, now: ProcessReading, before: ProcessReading | None) -> ProcessReading:
+        """Return the reading with the runs of the process, its log and its details."""
         runs, has_searched = (before.runs, before.has_searched) if before is not None else ((), False)
         if now.ended_at is not None:
             # What was written last is found, too.
-            runs, has_searched = runs or find_process_runs(now.tree, started_at(self.root)).runs, True
+            runs, has_searched = runs or find_process_runs(now.tree, started_at(process)).runs, True
         elif time.monotonic() >= self._next_search:
             if before is None:
                 self.latest = now
             began = time.monotonic()
-            runs, has_searched = self._search(now.tree).runs or runs, True
+            found = () if now.tree.own_run is not None else find_process_runs(now.tree, started_at(process)).runs
+            runs, has_searched = found or runs, True
             took = time.monotonic() - began
             self._next_search = time.monotonic() + max(SEARCH_SECONDS, took / SEARCH_SHARE)
         log, lines = _read_log(now.tree)
         details = before.details if before is not None else None
         if now.ended_at is None:
-            details = read_details(self.root.pid)
-        self.latest = replace(now, runs=runs, has_searched=has_searched, log=log, log_lines=lines, details=details)
-
-    def _search(self, tree: ProcessTree) -> FoundRuns:
-        return FoundRuns(()) if tree.own_run is not None else find_process_runs(tree, started_at(self.root))
+            details = read_details(process.pid)
+        return replace(now, runs=runs, has_searched=has_searched, log=log, log_lines=lines, details=details)
 
     def has_result(self) -> bool:
-        return self.latest is not None and self.latest.has_searched
+        return self.latest is not None and (self.latest.has_searched or not self._searches)
 
 
-class OwnerPoller(Poller):
-    """Publishes the latest reading of the process that owns a run of gputrain, if it is on this host; None before one
-    is seen.
-
-    A process that has ended stays until another one takes its place.
-    """
-
-    def __init__(self, folder: RunFolder, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
-        super().__init__("owner", interval_s)
-        self._owner = folder.owner
-        self.latest: ProcessReading | None = None
-        self.process: ProcessId | None = None
-        """The process of the latest reading."""
-        self._reader: _ProcessReader | None = None
-
-    def _look(self) -> ProcessId | None:
-        """Return the process if it is found now."""
-        claim = read_claim(self._owner)
-        if claim is None or claim.pid is None or claim.start_ticks is None or not claim.is_process_here:
-            return None
-        return ProcessId(claim.pid, claim.start_ticks)
-
-    def poll(self) -> None:
-        if (self.latest is None or self.latest.ended_at is not None) and (process := self._look()) is not None:
-            self.process, self._reader = process, _ProcessReader(process)
-        if self._reader is not None:
-            self.latest = self._reader.read()
-
-    def has_result(self) -> bool:
-        return self.latest is not None
+def owner_of(folder: RunFolder) -> ProcessId | None:
+    """Return the process that owns a run of gputrain, if it is on this host."""
+    claim = read_claim(folder.owner)
+    if claim is None or claim.pid is None or claim.start_ticks is None or not claim.is_process_here:
+        return None
+    return ProcessId(claim.pid, claim.start_ticks)
 
 
 def _read_log(tree: ProcessTree) -> tuple[Path | None, tuple[str, ...]]:
