@@ -180,9 +180,6 @@ class GpuScreen(GpuProcessesScreen):
         self.gputrain_app.picked_gpu_uuids ^= {self._key}
         self.update_if_on_top()
 
-    def action_signal(self) -> None:
-        self._signaler.ask(self, self._selected_process())
-
     def action_open(self) -> None:
         """Open the run of the process under the cursor, or the process itself."""
         process = self._selected_process()

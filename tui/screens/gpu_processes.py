@@ -1,17 +1,18 @@
-"""Base class of the monitor and the GPU screen: a table of the processes on GPUs, and graphs of the past."""
+"""Base class of the monitor and the GPU screen: a table of the processes on GPUs, and graphs of the past.
+
+A process gets a signal and is opened only if its ID is still that of the process that was shown.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from rich.text import Text
-from textual.screen import Screen
 
 from engine.base.errors import Problem
+from engine.base.process import process_start_ticks
 from engine.base.text import printable
 from engine.gpus.snapshot import GpuProcess
 from engine.runs.run_row import RunRow
@@ -36,107 +37,17 @@ MAX_TITLE_LENGTH = 60
 SIMULATED = "Demo mode: this process is simulated"
 
 
-class ProcessSignaler:
-    """Asks which signal to send to a process, and sends it if the PID has not been reused since it was shown.
-
-    Opens the screen of such a process, too.
-    """
-
-    def __init__(self, app: AppServices) -> None:
-        self._app = app
-        self._start_times: dict[int, int | None] = {}
-
-    def remember(self, processes: Iterable[GpuProcess]) -> None:
-        """Keep the start times of the processes that the screen shows, as of when each was first shown."""
-        self._start_times = {
-            process.pid: self._start_times.get(process.pid) or process_start_time(process.pid) for process in processes
-        }
-
-    def ask(self, screen: Screen[None], process: GpuProcess | None) -> None:
-        """Let the user choose a signal for `process`. The first answer sends none, so a stray enter does no harm."""
-        if process is None:
-            self._app.show_toast("No process to send a signal to")
-            return
-        if self._app.demo_notice:
-            self._app.show_toast(SIMULATED)
-            return
-        label = printable(f"{process.pid}  {process.user.value or '?'}  {process.command.value or '?'}")
-        note = ""
-        if process.run:
-            note = f"Rank {process.rank} of run {process.run}: stop the run on its screen to save a checkpoint."
-        rows = [KeyedRow("0", Text("Send no signal"))]
-        lines = fact_lines({number.name: description for number, description in SIGNALS})
-        rows += [KeyedRow(str(int(number)), Text(line)) for (number, _), line in zip(SIGNALS, lines, strict=True)]
-        start_time = self._start_times.get(process.pid)
-
-        def send(number: str | None) -> None:
-            if number is not None and int(number):
-                self.send(process.pid, start_time, int(number))
-
-        title = f"Send a signal to {label}"[:MAX_TITLE_LENGTH]
-        screen.app.push_screen(ChoiceDialog(title, rows, printable(note)), send)
-
-    def send(self, pid: int, expected_start_time: int | None, signum: int) -> None:
-        """Send the signal to a process that started at `expected_start_time`, and report the result."""
-        name = signal.Signals(signum).name
-        # The PID may have been reused while the dialog was open.
-        if expected_start_time is None or process_start_time(pid) != expected_start_time:
-            self._app.show_toast(_not_here(pid))
-            return
-        try:
-            os.kill(pid, signum)
-        except OSError as error:
-            self._app.show_toast(
-                Problem("", f"{name} could not be sent to process {pid}: {error.strerror}", code="access-denied")
-            )
-            return
-        self._app.show_toast(f"{name} sent to process {pid}")
-
-    def open(self, screen: Screen[Any], pid: int) -> None:
-        """Open the screen of a process, or that of its run of gputrain. A thread looks for the run."""
-        from engine.watch.process import ProcessId, read_tree
-
-        app, start_time = self._app, self._start_times.get(pid)
-        if app.demo_notice:
-            app.show_toast(SIMULATED)
-            return
-        # The PID may be that of another process: reused, or of another container.
-        if start_time is None or process_start_time(pid) != start_time:
-            app.show_toast(_not_here(pid))
-            return
-
-        def look() -> None:
-            process = ProcessId(pid, start_time)
-            own_run, call = read_tree(process).own_run, screen.app.call_from_thread
-            if own_run is not None:
-                call(app.open_run, str(own_run))
-            else:
-                call(app.open_process, process)
-
-        screen.run_worker(look, thread=True, group="process", exclusive=True)
-
-
 def _not_here(pid: int) -> Problem:
     return Problem("", f"Process {pid} has ended, or runs in another container", code="not-found")
 
 
-def process_start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the boot; None if there is no such process."""
-    # Without psutil, whose import would delay the first frame.
-    try:
-        status = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # Field 22, starttime (proc_pid_stat(5)). The command before field 3 is in parentheses and may contain any byte.
-    return int(status.rpartition(b")")[2].split()[22 - 3])
-
-
 class GpuProcessesScreen(GputrainScreen):
-    """Names the process under the cursor of `#processes` if it holds a GPU without using it."""
+    """Signals and opens the process under the cursor of `#processes`. Names it if it holds a GPU without using it."""
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
-        self._signaler = ProcessSignaler(app)
+        self._start_times: dict[int, int | None] = {}
+        """When the processes in the table started, in clock ticks, as of when each was first shown."""
         self._processes: dict[str, GpuProcess] = {}
         """The processes in the table, by the keys of their rows."""
         self.process_order = next(iter(ORDERS))
@@ -166,7 +77,8 @@ class GpuProcessesScreen(GputrainScreen):
         head, *texts = process_lines(uses, panel.text_width)
         keys = [f"{gpu.index}/{process.pid}/{process.instance}" if process else f"{gpu.index}" for gpu, process in uses]
         self._processes = {key: process for key, (_, process) in zip(keys, uses, strict=True) if process is not None}
-        self._signaler.remember(self._processes.values() if self.shows_own_processes else ())
+        pids = [process.pid for process in self._processes.values()] if self.shows_own_processes else []
+        self._start_times = {pid: self._start_times.get(pid) or process_start_ticks(pid) for pid in pids}
         panel.set_titles(title, self.holder_title())
         panel.set_rows(
             [KeyedRow(key, text) for key, text in zip(keys, texts, strict=True)],
@@ -179,12 +91,71 @@ class GpuProcessesScreen(GputrainScreen):
         rows = self.gputrain_app.run_list_poller.rows or []
         return next((row for row in rows if row.live and row.name == process.run), None)
 
+    def action_signal(self) -> None:
+        """Ask which signal to send to the process. The first answer sends none, so a stray enter does no harm."""
+        process, app = self._selected_process(), self.gputrain_app
+        if process is None:
+            app.show_toast("No process to send a signal to")
+            return
+        if app.demo_notice:
+            app.show_toast(SIMULATED)
+            return
+        label = printable(f"{process.pid}  {process.user.value or '?'}  {process.command.value or '?'}")
+        note = ""
+        if process.run:
+            note = f"Rank {process.rank} of run {process.run}: stop the run on its screen to save a checkpoint."
+        rows = [KeyedRow("0", Text("Send no signal"))]
+        lines = fact_lines({number.name: description for number, description in SIGNALS})
+        rows += [KeyedRow(str(int(number)), Text(line)) for (number, _), line in zip(SIGNALS, lines, strict=True)]
+        start_time = self._start_times.get(process.pid)
+
+        def send(number: str | None) -> None:
+            if number is not None and int(number):
+                self.send_signal(process.pid, start_time, int(number))
+
+        title = f"Send a signal to {label}"[:MAX_TITLE_LENGTH]
+        self.app.push_screen(ChoiceDialog(title, rows, printable(note)), send)
+
+    def send_signal(self, pid: int, expected_start_time: int | None, signum: int) -> None:
+        """Send the signal to a process that started at `expected_start_time`, and report the result."""
+        name, app = signal.Signals(signum).name, self.gputrain_app
+        # The PID may have been reused while the dialog was open.
+        if expected_start_time is None or process_start_ticks(pid) != expected_start_time:
+            app.show_toast(_not_here(pid))
+            return
+        try:
+            os.kill(pid, signum)
+        except OSError as error:
+            reason = f"{name} could not be sent to process {pid}: {error.strerror}"
+            app.show_toast(Problem("", reason, code="access-denied"))
+            return
+        app.show_toast(f"{name} sent to process {pid}")
+
     def open_process(self, process: GpuProcess) -> None:
-        """Open the run of a process, or the process itself."""
+        """Open the run of a process, or the process itself. A thread looks for a run of gputrain."""
+        from engine.watch.process import ProcessId, read_tree
+
+        app, pid, start_time = self.gputrain_app, process.pid, self._start_times.get(process.pid)
         if (run := self.run_of(process)) is not None:
-            self.gputrain_app.open_run(run.folder)
-        else:
-            self._signaler.open(self, process.pid)
+            app.open_run(run.folder)
+            return
+        if app.demo_notice:
+            app.show_toast(SIMULATED)
+            return
+        # The PID may be that of another process: reused, or of another container.
+        if start_time is None or process_start_ticks(pid) != start_time:
+            app.show_toast(_not_here(pid))
+            return
+
+        def look() -> None:
+            process_id = ProcessId(pid, start_time)
+            own_run, call = read_tree(process_id).own_run, self.app.call_from_thread
+            if own_run is not None:
+                call(app.open_run, str(own_run))
+            else:
+                call(app.open_process, process_id)
+
+        self.run_worker(look, thread=True, group="process", exclusive=True)
 
     def holder_title(self) -> str:
         """Return the sentence about the process under the cursor, as markup."""

@@ -191,8 +191,7 @@ class MonitorKeysScreen(GpuProcessesScreen, RunKeysScreen):
     def action_signal(self) -> None:
         if not self.query_one("#processes").has_focus:
             self.gputrain_app.show_toast("Select a process first, with tab or the mouse")
-            return
-        if not self.shows_own_processes:
+        elif not self.shows_own_processes:
             self.gputrain_app.show_toast("A process of another host gets no signals from here")
-            return
-        self._signaler.ask(self, self._selected_process())
+        else:
+            super().action_signal()

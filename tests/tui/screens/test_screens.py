@@ -12,6 +12,7 @@ import pytest
 from textual.binding import Binding
 from textual.pilot import Pilot
 
+from engine.base.process import process_start_ticks
 from support.screen.demo_app import (
     demo_app,
     visible_text,
@@ -26,7 +27,6 @@ from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import ChoiceDialog, LogDialog, MultiChoiceDialog, TextDialog
 from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
-from tui.screens.gpu_processes import ProcessSignaler, process_start_time
 from tui.screens.monitor import MonitorScreen
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
@@ -45,11 +45,11 @@ def test_monitor_screen_signals_only_process_that_was_shown(tmp_path: Path) -> N
     with subprocess.Popen(["sleep", "60"]) as sleeper:
 
         async def act(pilot: Pilot[None]) -> None:
-            app: Any = pilot.app
-            signaler = ProcessSignaler(app)
-            signaler.send(sleeper.pid, None, 15)
+            monitor = pilot.app.screen
+            assert isinstance(monitor, MonitorScreen)
+            monitor.send_signal(sleeper.pid, None, 15)
             assert sleeper.poll() is None
-            signaler.send(sleeper.pid, process_start_time(sleeper.pid), 15)
+            monitor.send_signal(sleeper.pid, process_start_ticks(sleeper.pid), 15)
 
         drive(real_app(tmp_path / "runs"), act)
         assert sleeper.wait(5) == -15

@@ -24,7 +24,7 @@ from support.screen.demo_app import (
 )
 from support.screen.screen_driver import drive, press, real_app
 from tui.screens.app import GputrainApp
-from tui.screens.gpu_processes import ProcessSignaler
+from tui.screens.monitor import MonitorScreen
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 from tui.screens.tables.process import LoadScale
@@ -77,11 +77,12 @@ def test_process_screen_shows_the_tree_and_opens_its_only_run(tmp_path: Path) ->
 
 
 def open_shown(pilot: Pilot[None], pid: int, *, shown_pid: int | None = None) -> None:
-    """Open a process that a screen shows."""
-    signaler = ProcessSignaler(app_of(pilot))
-    known = next(process for gpu in demo_snapshot(FROZEN_NOW).gpus for process in gpu.processes.value or ())
-    signaler.remember([replace(known, pid=shown_pid or pid)])
-    signaler.open(app_of(pilot).screen, pid)
+    """Open a process that the monitor shows."""
+    monitor, gpu = pilot.app.screen, demo_snapshot(FROZEN_NOW).gpus[0]
+    assert isinstance(monitor, MonitorScreen)
+    known = replace((gpu.processes.value or ())[0], run=None)
+    monitor.show_process_rows([(gpu, replace(known, pid=shown_pid or pid))], "Processes", "")
+    monitor.open_process(replace(known, pid=pid))
 
 
 def test_process_that_is_not_the_one_shown_is_not_opened(tmp_path: Path) -> None:
