@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.base.errors import Problem, UsageError
+from engine.base.host import free_bytes
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from tui.charts.history import GpuLoads
@@ -82,17 +84,7 @@ class HostPoller(Watched[HostLoad]):
         # Without a previous call, psutil would return 0.
         cpu = psutil.cpu_percent(FIRST_CPU_SECONDS if self.value is None else None)
         memory = psutil.virtual_memory()
-        return HostLoad(cpu, memory.total - memory.available, memory.total, self._disk_free())
-
-    def _disk_free(self) -> int | None:
-        """Return the free space of the disk of the runs, which may not have a folder yet."""
-        import shutil
-
-        for folder in (self._runs_dir, *self._runs_dir.absolute().parents):
-            try:
-                return shutil.disk_usage(folder).free
-            except FileNotFoundError:
-                continue
-            except OSError:
-                return None
-        return None
+        disk_free = None
+        with suppress(OSError):
+            disk_free = free_bytes(self._runs_dir.absolute())
+        return HostLoad(cpu, memory.total - memory.available, memory.total, disk_free)
