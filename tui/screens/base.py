@@ -30,7 +30,7 @@ from tui.screens.pollers.run_lists import RunListPoller
 from tui.screens.pollers.watched import Poller, RefreshIntervals
 from tui.screens.widgets.entry import TextEntry
 from tui.screens.widgets.keys import Keys
-from tui.screens.widgets.lines import escape_markup
+from tui.screens.widgets.lines import Lines, escape_markup
 from tui.screens.widgets.text_line import TextLine
 from tui.terminal.palette import ACCENT, NOTICE
 
@@ -475,6 +475,12 @@ class GputrainScreen(ResizableScreen[None]):
 
     def action_filter(self) -> None:
         self.query_one(Filter).activate()
+
+    def action_open(self) -> None:
+        """Open what is under the cursor, if that can be opened."""
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.action_open()
 
     def action_next_panel(self, step: int) -> None:
         """Focus the panel `step` places after the focused one, 1 or -1."""

@@ -279,9 +279,6 @@ class CompareScreen(ChartScreen):
     def on_lines_moved(self, event: Lines.Moved) -> None:
         self.draw_charts()
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        self.action_open()
-
     def _chart_rows(self) -> list[Chart]:
         """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs
         and of trainings without an accuracy.

@@ -162,6 +162,7 @@ class ConfusionScreen(GputrainScreen):
         scatter.set_texts([Text(line, no_wrap=True, end="") for line in lines])
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        event.prevent_default()
         matrix = self.query_one(Matrix)
         if matrix.display:
             true, predicted = map(int, event.key.split())

@@ -187,7 +187,3 @@ class GpuScreen(GpuProcessesScreen):
             self.gputrain_app.show_toast("No process is under the cursor")
         else:
             self.open_process(process)
-
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        if event.lines.id == "processes":
-            self.action_open()

@@ -130,6 +130,8 @@ class MonitorKeysScreen(GpuProcessesScreen, RunKeysScreen):
             self._open(focused, focused.selected_key)
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        # By now, a key that was typed at once after it may have moved the cursor.
+        event.prevent_default()
         self._open(event.lines, event.key)
 
     def _open(self, panel: Lines, key: str) -> None:

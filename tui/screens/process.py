@@ -134,9 +134,6 @@ class ProcessScreen(GputrainScreen):
     def is_available(self, action: str) -> bool:
         return action != "open" or (self._opens_run and self.query_one("#written", Lines).selected_key is not None)
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        self.action_open()
-
     def action_open(self) -> None:
         """Open the run under the cursor."""
         key, reading = self.query_one("#written", Lines).selected_key, self.poller.latest

@@ -98,9 +98,6 @@ class QueueScreen(GputrainScreen):
         self._show_reason()
         self.update_keys()
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        self.action_open()
-
     # Commands
 
     def is_available(self, action: str) -> bool:

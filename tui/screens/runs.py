@@ -330,9 +330,6 @@ class RunsScreen(RunKeysScreen):
         is_hiding = key.action == "archived" and self._archived
         return "hide archived" if is_hiding else super().title_of(key)
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        self.action_open()
-
     def action_open(self) -> None:
         if (row := self.selected_run()) is not None:
             self._open_row(row)

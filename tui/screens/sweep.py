@@ -172,9 +172,6 @@ class SweepScreen(GputrainScreen):
     def _path(self, number: int) -> str:
         return str(self.folder.trial(number).path)
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        self.action_open()
-
     def action_open(self) -> None:
         """Open the run of the trial under the cursor."""
         key = self._trials.selected_key
