@@ -8,7 +8,6 @@ from functools import partial
 
 from rich.text import Text
 from textual import events
-from textual.message import Message
 from textual.widgets import Input
 
 from engine.base.text import printable
@@ -80,15 +79,8 @@ def heading_line(heading: Heading, width: int) -> Text:
 
 
 class FieldLines(Lines):
-    """The lines of the fields; `FieldList` moves the cursor. `on_scroll` and `on_resized` are called when the lines in
-    view have changed."""
-
-    class Clicked(Message):
-        """The user clicked a line."""
-
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
+    """The lines of the fields. A click chooses; `FieldList` moves the cursor. `on_scroll` and `on_resized` are called
+    when the lines in view have changed."""
 
     def __init__(self, on_scroll: Callable[[], None], on_resized: Callable[[], None]) -> None:
         super().__init__(selectable=True, focusable=False, id="field-lines")
@@ -122,7 +114,7 @@ class FieldLines(Lines):
         event.prevent_default()
         index = self.index_at(event)
         if index is not None:
-            self.post_message(self.Clicked(self._rows[index].key))
+            self.post_message(self.Chosen(self, self._rows[index].key))
 
     def on_resize(self) -> None:
         super().on_resize()

@@ -190,16 +190,15 @@ class FieldList(Container):
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._lines.scroll_relative(y=-self.app.scroll_sensitivity_y, animate=False, immediate=True)
 
-    def on_field_lines_clicked(self, event: FieldLines.Clicked) -> None:
-        if event.key == self._key:
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        event.stop()
+        if event.lines is not self._lines:
+            self._accept()
+        elif event.key == self._key:
             self.open_if_fixed()
         elif event.key in self._rows:
             self.searching = False
             self._go_to(event.key)
-
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        event.stop()
-        self._accept()
 
     # Keys
 
