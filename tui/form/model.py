@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -25,7 +24,7 @@ from engine.config.loader import (
     resolve_config,
 )
 from engine.config.notify_section import URLS_KEY
-from engine.config.run_name import run_stem
+from engine.config.run_name import run_stem, stem_of_numbered
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.runs.root import runs_root
 from tui.form.fields import form_fields, required_keys
@@ -155,9 +154,7 @@ def validate_form(form: Form) -> tuple[Config | None, list[Problem]]:
 
 def next_run_name(form: Form, config: Config, runs_dir: Path) -> str:
     """Return the name that a run without `run.name` gets if it starts next."""
-    stem = run_stem(form.base, config, form.overrides)
-    names = (f"{stem}-{number}" for number in count(1))
-    return next(name for name in names if not os.path.lexists(runs_dir / name))
+    return _free_name(run_stem(form.base, config, form.overrides), runs_dir, first=1)
 
 
 def load_last_form() -> Form:
@@ -191,16 +188,12 @@ def save_last_form(form: Form) -> None:
 def form_from_run(run_config: Path) -> Form:
     """Return a form with the config of an existing run and an unused run name."""
     folder = run_config.parent
-    return Form(
-        str(run_config),
-        {"run.name": next(name for name in _numbered_names(folder.name) if not (folder.parent / name).exists())},
-    )
+    stem = stem_of_numbered(folder.name)
+    number = int(folder.name.removeprefix(f"{stem}-")) if folder.name != stem else 1
+    return Form(str(run_config), {"run.name": _free_name(stem, folder.parent, first=number + 1)})
 
 
-def _numbered_names(name: str) -> Iterator[str]:
-    stem, dash, number = name.rpartition("-")
-    start = int(number) + 1 if dash and number.isdecimal() else 2
-    stem = stem if dash and number.isdecimal() else name
-    while True:
-        yield f"{stem}-{start}"
-        start += 1
+def _free_name(stem: str, folder: Path, *, first: int) -> str:
+    """Return the stem with the next number, `first` or later, that no run in the folder has."""
+    names = (f"{stem}-{number}" for number in count(first))
+    return next(name for name in names if not os.path.lexists(folder / name))
