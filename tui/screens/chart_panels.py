@@ -67,7 +67,7 @@ class ChartPanels(Container, Generic[Room]):
         shown = [self._shown_chart(slot) for slot in layout.slots]
         hidden = [panel for panel in self.chart_widgets if not panel.display]
         for panel in self.query(Lines):
-            span = layout.span_of(str(panel.id))
+            span = layout.spans.get(str(panel.id), 0)
             panel.display = span > 0 and (panel.id in shown or not isinstance(panel, ChartPanel))
             if span:
                 panel.styles.column_span = span
@@ -95,7 +95,7 @@ class ChartPanels(Container, Generic[Room]):
         Return whether a chart appeared, which is then to be drawn.
         """
         layout = self._layout_of_room
-        panels = [panel for panel in (*self.charts, *self.OTHER_PANELS) if layout.span_of(panel)]
+        panels = [panel for panel in (*self.charts, *self.OTHER_PANELS) if panel in layout.spans]
         focused = self.screen.focused
         index = panels.index(str(focused.id)) if focused is not None and str(focused.id) in panels else -step
         panel = panels[(index + step) % len(panels)]

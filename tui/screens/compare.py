@@ -64,12 +64,12 @@ class ComparePanels(ChartPanels[tuple[int, int]]):
 
     def layout_of(self, room: tuple[int, int]) -> Layout:
         if self.is_full and self._full_panel == TABLE_PANEL:
-            return Layout((), ("1fr",), (), {TABLE_PANEL: GRID_COLUMNS})
+            return Layout((), ("1fr",), {TABLE_PANEL: GRID_COLUMNS})
         if self.is_full:
-            return Layout((self.charts,), ("1fr",), (GRID_COLUMNS,))
+            return Layout((self.charts,), ("1fr",), {CHART_PANEL: GRID_COLUMNS})
         height, runs = room
         below = min(max(runs + TABLE_FRAME_ROWS, MIN_TABLE_ROWS), int(height * MAX_TABLE_SHARE))
-        return Layout((self.charts,), ("1fr", str(below)), (GRID_COLUMNS,), {TABLE_PANEL: GRID_COLUMNS})
+        return Layout((self.charts,), ("1fr", str(below)), dict.fromkeys((CHART_PANEL, TABLE_PANEL), GRID_COLUMNS))
 
     def toggle_full(self) -> None:
         """Show only the panel that has the focus, or all panels."""

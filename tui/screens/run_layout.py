@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 GRID_COLUMNS, MAX_CHARTS = 12, 16
 CHART_PANELS = tuple(f"chart-{number}" for number in range(MAX_CHARTS))
@@ -22,22 +22,14 @@ VISIBLE_RANKS = 4
 class Layout:
     """Panels of a screen in a grid of `GRID_COLUMNS` columns.
 
-    Charts of one slot share a place. `rows` are the heights of the grid rows, `spans` the columns of each slot and of
-    each other panel; a panel without columns is hidden.
+    Charts of one slot share a place. `rows` are the heights of the grid rows, `spans` the columns of each panel; one
+    without columns is hidden.
     """
 
     slots: tuple[tuple[str, ...], ...]
     rows: tuple[str, ...]
-    slot_spans: tuple[int, ...]
-    spans: dict[str, int] = field(default_factory=dict)
+    spans: dict[str, int]
     rows_per_rank: int = 1
-
-    def span_of(self, panel: str) -> int:
-        """Return the columns of a panel, 0 if it is hidden."""
-        for slot, span in zip(self.slots, self.slot_spans, strict=True):
-            if panel in slot:
-                return span
-        return self.spans.get(panel, 0)
 
 
 @dataclass(frozen=True)
@@ -65,14 +57,13 @@ def run_layout(room: RunRoom, *, full: bool = False) -> Layout:
     """
     charts, height = CHART_PANELS[: room.charts], room.height
     if full and charts:
-        return Layout((charts,), ("1fr",), (GRID_COLUMNS,))
+        return Layout((charts,), ("1fr",), dict.fromkeys(charts, GRID_COLUMNS))
     per_rank, rank_rows = _rank_rows(room)
     below = {RANKS_PANEL: rank_rows} if rank_rows else {}
     spans = {RANKS_PANEL: GRID_COLUMNS, LOG_PANEL: GRID_COLUMNS}
     if not charts:
-        return Layout(
-            (), (*map(str, below.values()), "1fr"), (), dict.fromkeys((*below, LOG_PANEL), GRID_COLUMNS), per_rank
-        )
+        rows = (*map(str, below.values()), "1fr")
+        return Layout((), rows, dict.fromkeys((*below, LOG_PANEL), GRID_COLUMNS), per_rank)
     columns = min(1 + sum(room.width >= width for width in COLUMN_WIDTHS), len(charts))
     if len(charts) == 4:
         columns = min(columns, 2)
@@ -94,7 +85,8 @@ def run_layout(room: RunRoom, *, full: bool = False) -> Layout:
     # The first charts are the most important ones.
     rows = ("3fr", *["2fr"] * (places // columns - 1), *map(str, below.values()))
     slots = tuple(charts[place :: len(chart_spans)] for place in range(len(chart_spans)))
-    return Layout(slots, rows, tuple(chart_spans), {panel: spans[panel] for panel in below}, per_rank)
+    shown = {chart: span for slot, span in zip(slots, chart_spans, strict=True) for chart in slot}
+    return Layout(slots, rows, shown | {panel: spans[panel] for panel in below}, per_rank)
 
 
 def _rank_rows(room: RunRoom) -> tuple[int, int]:

@@ -19,7 +19,7 @@ def test_run_layout_leaves_room_for_every_row_and_chart(size: tuple[int, int], r
     assert flexible and size[1] - fixed >= MIN_PANEL_ROWS * len(flexible) + 2
     assert all(int(row) >= MIN_PANEL_ROWS for row in layout.rows if row not in flexible)
     beside = GRID_COLUMNS - layout.spans.get("ranks", GRID_COLUMNS)
-    assert sum(layout.slot_spans) == GRID_COLUMNS * len(flexible) + beside
+    assert sum(layout.spans[slot[0]] for slot in layout.slots) == GRID_COLUMNS * len(flexible) + beside
     assert sorted(panel for slot in layout.slots for panel in slot) == sorted(CHART_PANELS[:charts])
 
 
