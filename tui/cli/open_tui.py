@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.jobs.launch.detached import LaunchedRun
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.root import runs_root
@@ -22,8 +22,6 @@ from tui.screens.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshInterval
 from tui.terminal.characters import limit_characters
 
 if TYPE_CHECKING:
-    from engine.watch.folders import ForeignRun
-    from engine.watch.process import ProcessId
     from engine.watch.reading import ColumnChoice
     from tui.screens.demo.server import DemoServer
 
@@ -33,34 +31,36 @@ def open_screen(
     *,
     run: str | RunFolder | None = None,
     low_bandwidth: bool = False,
-    launched_run: LaunchedRun | None = None,
     trust_owner: bool = False,
-    compared: Sequence[Path | ForeignRun] = (),
+    first: Callable[[GputrainApp], object] | None = None,
     watched: Sequence[Path] = (),
     column_choice: ColumnChoice | None = None,
-    process: ProcessId | None = None,
     hosts: str | None = None,
 ) -> None:
-    """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run, or for
-    a wrong name among `hosts`, the other hosts that the monitor follows."""
+    """Open the screen until the user quits, then exit: on the screen that `first` opens, on a run, else on the GPU
+    monitor. Raises UsageError if there is no terminal or no such run, or for a wrong name among `hosts`, the other
+    hosts that the monitor follows."""
     # Not for the runs that the screen starts.
     called_host = os.environ.pop(CALLED_HOST, "")
     named = [] if run is None else [run if isinstance(run, str) else str(run.path)]
     names = () if called_host else None if hosts is None else _parse_hosts(hosts)
     require_terminal(*plain_commands(named, runs_dir))
-    root = launched_run.runs_dir if launched_run else runs_root(runs_dir)
+    root = runs_root(runs_dir)
     if isinstance(run, str):
         run = find_run(root, run, trust_owner=trust_owner, reads=True)
-    folder = run.path if run is not None else None
+    if run is not None:
+        root, first = run.path.parent, partial(GputrainApp.open_run, folder=str(run.path))
+    elif watched:
+        from tui.screens.runs import RunsScreen
+
+        def first(app: GputrainApp) -> None:
+            app.open_watched(RunsScreen(app, watched))
+
     app = GputrainApp(
-        folder.parent if folder else root,
-        initial_run=folder,
+        root,
+        first=first,
         intervals=LOW_BANDWIDTH_INTERVALS if low_bandwidth else RefreshIntervals(),
-        launched_run=launched_run,
-        compared=compared,
-        watched=watched,
         column_choice=column_choice,
-        process=process,
         hosts=names,
         called_host=called_host,
     )

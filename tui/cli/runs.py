@@ -60,7 +60,7 @@ def attach(
         return
     require_comparable(len(found))
     compared = [run.path if isinstance(run, RunFolder) else run for run in found]
-    open_screen(runs_dir, compared=compared, low_bandwidth=low_bandwidth)
+    open_screen(runs_dir, first=lambda app: app.open_compare(compared), low_bandwidth=low_bandwidth)
 
 
 @command(["gputrain logs last", "gputrain logs last -f", "gputrain logs fashion-17 -n 50"])

@@ -280,7 +280,8 @@ def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | N
     from tui.screens.launcher import launch_run
 
     # Insert the flag right after the command name: after a `--` it would be an argument.
-    open_screen(launched_run=launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir)))
+    launched = launch_run([arguments[0], "--headless", *arguments[1:]], runs_root(runs_dir))
+    open_screen(runs_dir, first=lambda app: app.show_launch(launched))
 
 
 def build_request(

@@ -245,10 +245,11 @@ def watch_process(text: str, *, as_json: bool, opens_screen: bool, low_bandwidth
         raise UsageError.one(text, "is neither a path nor a running process", code="not-found")
     if opens_screen:
         from tui.cli.open_tui import open_screen
+        from tui.screens.process import ProcessScreen
 
         if tree.own_run is not None:
             open_screen(run=str(tree.own_run), low_bandwidth=low_bandwidth)
-        open_screen(process=process, low_bandwidth=low_bandwidth)
+        open_screen(first=lambda app: app.open_watched(ProcessScreen(app, process)), low_bandwidth=low_bandwidth)
     print_process(process, tree, as_json=as_json)
 
 

@@ -70,33 +70,27 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         self,
         runs_dir: Path,
         *,
-        initial_run: Path | None = None,
+        first: Callable[[GputrainApp], object] | None = None,
         intervals: RefreshIntervals | None = None,
         gpu_poller: GpuPoller | None = None,
         host_poller: HostPoller | None = None,
         demo_notice: str | None = None,
-        launched_run: LaunchedRun | None = None,
-        compared: Sequence[Path | ForeignRun] = (),
-        watched: Sequence[Path] = (),
         column_choice: ColumnChoice | None = None,
-        process: ProcessId | None = None,
         hosts: Sequence[str] | None = None,
         called_host: str = "",
     ) -> None:
-        """Open on `initial_run`, a run folder, or on `launched_run`, a run that is starting, or on the comparison
-        of the runs `compared` (see `open_compare`), or on the runs of other programs below the paths `watched`, whose
-        files of rows are read by `column_choice`, or on a `process`; else on the GPU monitor.
+        """Open on the GPU monitor, or on the screen that `first` opens above it.
 
-        `demo_notice` is shown on every screen and disables starting runs. `hosts` are other hosts that the monitor
-        follows, by default those of the user's settings. `called_host` is the name of this host where the user sits, if
-        that is elsewhere: then leaving the first screen leaves this one.
+        `column_choice` says how files of rows of other programs are read. `demo_notice` is shown on every screen and
+        disables starting runs. `hosts` are other hosts that the monitor follows, by default
+        those of the user's settings. `called_host` is the name of this host where the user sits, if that is elsewhere:
+        then leaving the first screen leaves this one.
         """
         super().__init__()
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
-        self._initial_run, self._launched_run = initial_run, launched_run
-        self._compared, self.watched_paths, self.column_choice = compared, watched, column_choice
-        self._process, self._hosts, self.called_host = process, hosts, called_host
+        self._first, self.column_choice = first, column_choice
+        self._hosts, self.called_host = hosts, called_host
         self.host_watch: HostWatch | None = None
         """Follows other hosts; None without any."""
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
@@ -174,20 +168,8 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
         return MonitorScreen(self)
 
     def on_mount(self) -> None:
-        if self._initial_run is not None:
-            self.open_run(str(self._initial_run))
-        elif self._launched_run is not None:
-            self.show_launch(self._launched_run)
-        elif self._compared:
-            self.open_compare(self._compared)
-        elif self.watched_paths:
-            self.open_watched_runs()
-        elif self._process is not None:
-            self.open_process(self._process)
-        if self.watched_paths or self._process is not None:
-            # Not destroyed when it is left, so that it keeps its marks and what it has read.
-            self.watched_screen = self.screen
-            self.install_screen(self.screen, "watched")
+        if self._first is not None:
+            self._first(self)
         for poller in (self.gpu_poller, self.run_list_poller):
             poller.on_first_result = self._show_first_result
         # Its first snapshot may already wait in the pipe; the run list costs CPU time that the first frame needs.
@@ -272,11 +254,12 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
 
         self.push_screen(RunScreen(self, run, process))
 
-    def open_watched_runs(self) -> None:
-        """Open the list of the runs of other programs below the paths of `gputrain watch`."""
-        from tui.screens.runs import RunsScreen
-
-        self.push_screen(RunsScreen(self, self.watched_paths))
+    def open_watched(self, screen: Screen[Any]) -> None:
+        """Open the screen of what `gputrain watch` watches."""
+        self.push_screen(screen)
+        # Not destroyed when it is left, so that it keeps its marks and what it has read.
+        self.watched_screen = screen
+        self.install_screen(screen, "watched")
 
     def open_process(self, process: ProcessId) -> None:
         """Open the screen of a process, and of the run that it writes."""
@@ -445,8 +428,7 @@ class GputrainApp(TerminalApp, inherit_bindings=False):
             self.push_screen(self.watched_screen)
 
     async def action_back(self) -> None:
-        is_opened = self._initial_run is not None or bool(self._compared)
-        if self.called_host and len(self.screen_stack) <= 1 + is_opened:
+        if self.called_host and len(self.screen_stack) <= 1 + (self._first is not None):
             self.exit()
         elif len(self.screen_stack) > 1:
             self.pop_screen()

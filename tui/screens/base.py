@@ -188,8 +188,6 @@ class AppServices(Protocol):
     """The last line of the dialog that starts a command."""
     watched_screen: Screen[Any] | None
     """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
-    watched_paths: Sequence[Path]
-    """The paths of `gputrain watch`, below which nothing is written."""
     pending_runs: list[LaunchedRun]
     """Runs launched from this app that have no run folder yet, or failed before they had one."""
 

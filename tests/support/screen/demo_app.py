@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -167,7 +167,7 @@ def demo_app(
         gpu_poller=feed,
         host_poller=FrozenHost(),
         demo_notice=demo,
-        initial_run=root / run if run else None,
+        first=partial(GputrainApp.open_run, folder=str(root / run)) if run else None,
     )
 
 

@@ -53,8 +53,7 @@ def app_of(pilot: Pilot[None]) -> GputrainApp:
 
 
 async def open_list(pilot: Pilot[None], path: Path) -> RunsScreen:
-    app_of(pilot).watched_paths = [path]
-    app_of(pilot).open_watched_runs()
+    app_of(pilot).open_watched(RunsScreen(app_of(pilot), [path]))
     await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
     screen = pilot.app.screen
     assert isinstance(screen, RunsScreen)
@@ -155,7 +154,12 @@ def test_new_run_and_growth_appear_without_a_key(tmp_path: Path, watched: Path) 
 
 
 def test_key_of_the_monitor_leads_back_to_the_list_with_its_marks_and_values(tmp_path: Path, watched: Path) -> None:
-    app = GputrainApp(tmp_path / "runs", gpu_poller=no_gpu_feed(), host_poller=FrozenHost(), watched=[watched])
+    app = GputrainApp(
+        tmp_path / "runs",
+        first=lambda app: app.open_watched(RunsScreen(app, [watched])),
+        gpu_poller=no_gpu_feed(),
+        host_poller=FrozenHost(),
+    )
 
     async def act(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 def compare_app(names: Sequence[str]) -> GputrainApp:
     app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
-    app._compared = [Path("runs") / name for name in names]
+    app._first = partial(GputrainApp.open_compare, runs=[Path("runs") / name for name in names])
     return app
 
 

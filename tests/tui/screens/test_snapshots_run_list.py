@@ -17,6 +17,7 @@ from support.screen.demo_app import FROZEN_NOW, demo_app, demo_runs, visible_tex
 from support.screen.screen_driver import real_app
 from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.screens.demo.server import FINISHED_RUN
+from tui.screens.runs import RunsScreen
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
@@ -51,8 +52,7 @@ def test_list_of_runs_of_other_programs(snap_compare: Compare, tmp_path: Path, m
     watched, app = make_foreign_runs(tmp_path), real_app(Path("runs"))
 
     async def open_list(pilot: Pilot[None]) -> None:
-        app.watched_paths = [watched.relative_to(tmp_path)]
-        app.open_watched_runs()
+        app.open_watched(RunsScreen(app, [watched.relative_to(tmp_path)]))
         await wait_until(pilot, lambda: "6 runs" in visible_text(pilot))
         await wait_until_idle(pilot)
 
