@@ -19,6 +19,7 @@ from tui.screens.app import GputrainApp
 from tui.screens.launcher import CALLED_HOST
 from tui.screens.pollers.host import GpuPoller
 from tui.screens.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
+from tui.screens.services import AppServices
 from tui.terminal.characters import limit_characters
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def open_screen(
     run: str | RunFolder | None = None,
     low_bandwidth: bool = False,
     trust_owner: bool = False,
-    first: Callable[[GputrainApp], object] | None = None,
+    first: Callable[[AppServices], object] | None = None,
     watched: Sequence[Path] = (),
     column_choice: ColumnChoice | None = None,
     hosts: str | None = None,
@@ -49,11 +50,11 @@ def open_screen(
     if isinstance(run, str):
         run = find_run(root, run, trust_owner=trust_owner, reads=True)
     if run is not None:
-        root, first = run.path.parent, partial(GputrainApp.open_run, folder=str(run.path))
+        root, first = run.path.parent, partial(AppServices.open_run, folder=str(run.path))
     elif watched:
         from tui.screens.runs import RunsScreen
 
-        def first(app: GputrainApp) -> None:
+        def first(app: AppServices) -> None:
             app.open_watched(RunsScreen(app, watched))
 
     app = GputrainApp(

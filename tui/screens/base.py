@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rich.text import Text
 from textual import events, on
@@ -21,13 +20,11 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from engine.base.errors import Problem, UsageError
-from engine.jobs.launch.detached import LaunchedRun
-from engine.runs.folder import RunFolder, RunState
+from engine.base.errors import UsageError
+from engine.runs.folder import RunFolder
 from tui.screens.keymap import BACK_KEY, FILTER_KEYS, GLOBAL_KEYS, Ability, Key, make_bindings
-from tui.screens.pollers.host import GpuPoller, HostPoller
-from tui.screens.pollers.run_lists import RunListPoller
-from tui.screens.pollers.watched import Poller, RefreshIntervals
+from tui.screens.pollers.watched import Poller
+from tui.screens.services import AppServices
 from tui.screens.widgets.entry import TextEntry
 from tui.screens.widgets.keys import Keys
 from tui.screens.widgets.lines import Lines, escape_markup
@@ -35,14 +32,7 @@ from tui.screens.widgets.text_line import TextLine
 from tui.terminal.palette import ACCENT, NOTICE
 
 if TYPE_CHECKING:
-    from engine.jobs.hosts.reading import HostReading
-    from engine.jobs.hosts.watch import HostWatch
-    from engine.runs.run_view import SortOrder
-    from engine.watch.folders import ForeignRun
-    from engine.watch.process import ProcessId
-    from engine.watch.reading import ColumnChoice
-    from tui.screens.command_dialog import CommandLine
-    from tui.screens.pollers.process import ProcessPoller
+    pass
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
 # The sentence of a problem is longer than that of a success.
@@ -162,79 +152,14 @@ class Dialog(ModalScreen[Result | None], ResizableScreen[Result | None], Generic
         return self.focused is not None
 
 
-class AppServices(Protocol):
-    """The part of `tui.screens.app.GputrainApp` that screens use: settings, pollers and navigation."""
-
-    runs_dir: Path
-    demo_notice: str | None
-    """Notice on every screen of the demo, which starts no runs; None outside the demo."""
-    column_choice: ColumnChoice | None
-    """How the user wants files of rows read."""
-    intervals: RefreshIntervals
-    refresh_s: float
-    """Seconds between updates of a screen, more if nobody uses it."""
-    last_key_time: float
-    """Monotonic time of the last key."""
-    gpu_poller: GpuPoller
-    host_poller: HostPoller
-    run_list_poller: RunListPoller
-    picked_gpu_uuids: set[str]
-    """UUIDs of the GPUs picked for the next run."""
-    marked_runs: dict[str, None]
-    """Folders of the runs that are marked in the list, in the order in which they were marked."""
-    list_order: SortOrder | None
-    """The order that the user chose for the lists of runs."""
-    typed_command: CommandLine | None
-    """The last line of the dialog that starts a command."""
-    watched_screen: Screen[Any] | None
-    """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
-    pending_runs: list[LaunchedRun]
-    """Runs launched from this app that have no run folder yet, or failed before they had one."""
-
-    host_watch: HostWatch | None
-    """Follows other hosts; None without any."""
-
-    def host_readings(self) -> Sequence[HostReading]: ...
-
-    def source_notice(self) -> str | None: ...
-
-    def refuses_in_demo(self, what: str) -> bool: ...
-
-    def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None: ...
-
-    def copy_to_clipboard(self, text: str, copied: str = ...) -> None: ...
-
-    def open_run(self, folder: str) -> None: ...
-
-    def open_foreign_run(self, run: ForeignRun, process: ProcessPoller | None = None) -> None: ...
-
-    def open_process(self, process: ProcessId) -> None: ...
-
-    def open_compare(self, runs: Sequence[Path | ForeignRun]) -> None: ...
-
-    def open_gpu(self, key: str) -> None: ...
-
-    def open_form(self, run_config: Path | None = None) -> None: ...
-
-    def open_sweep(self, run_name: str = "") -> None: ...
-
-    def launch(
-        self, arguments: Sequence[str], resumed: RunFolder | None = None, begun: Callable[[], object] = ...
-    ) -> bool: ...
-
-    def resume_run(self, folder: RunFolder, state: RunState | None) -> None: ...
-
-    async def action_back(self) -> None: ...
-
-
-def watch_other_hosts(app: AppServices, screen: Screen[None], folders: Sequence[RunFolder]) -> None:
+def watch_other_hosts(app: AppServices, folders: Sequence[RunFolder]) -> None:
     """Watch the heartbeats of runs that other hosts claim before they are taken over, and say so. Runs in a thread."""
     from engine.runs.claim import uncertain_claims, watch_claims
 
     owners = [folder.owner for folder in folders]
     if waits := uncertain_claims(owners):
         watching = f"Watching heartbeats for up to {max(waits.values()):g} s"
-        screen.app.call_from_thread(app.show_toast, watching)
+        app.call_from_thread(app.show_toast, watching)
         watch_claims(owners)
 
 

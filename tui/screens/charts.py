@@ -13,10 +13,11 @@ from rich.text import Text
 
 from engine.report.charts import Chart
 from tui.charts.view import ChartView, Extent
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.dialogs import MultiChoiceDialog
 from tui.screens.keymap import Ability, Key
+from tui.screens.services import AppServices
 from tui.screens.widgets.chart import ChartPanel
 from tui.screens.widgets.lines import KeyedRow
 from tui.terminal.palette import MUTED

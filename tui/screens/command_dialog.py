@@ -9,7 +9,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.widgets import Input, Static
 
 from engine.base.errors import UsageError
@@ -19,9 +19,10 @@ from engine.jobs.command.spec import foreign_command_reason, read_command
 from engine.runs.folder import RunFolder
 from engine.runs.run_config import read_changed_config
 from tui.form.flags import FLAG_TO_KEY
-from tui.screens.base import AppServices, Dialog
+from tui.screens.base import Dialog
 from tui.screens.dialogs import ask_to_share_gpus
 from tui.screens.form_rows import picked_gpus
+from tui.screens.services import AppServices
 from tui.screens.widgets.entry import TextEntry
 
 KEY_OF_OPTION = {f"--{flag.replace('_', '-')}": key for flag, key in FLAG_TO_KEY.items()}
@@ -113,7 +114,7 @@ class CommandDialog(Dialog[CommandLine]):
             self.dismiss(line)
 
 
-def ask_command(app: App[None], services: AppServices, run: RunFolder | None = None) -> None:
+def ask_command(app: AppServices, run: RunFolder | None = None) -> None:
     """Ask for a command and start it; of the run of a command, that one. Raises UsageError if it cannot be read.
 
     The line before is there to be changed: a command that could not be started is corrected.
@@ -121,18 +122,18 @@ def ask_command(app: App[None], services: AppServices, run: RunFolder | None = N
 
     def start(line: CommandLine | None) -> None:
         if line is not None:
-            services.typed_command, arguments = line, line.arguments()
+            app.typed_command, arguments = line, line.arguments()
 
             def launch() -> None:
-                if services.launch(arguments):
-                    services.picked_gpu_uuids.clear()
+                if app.launch(arguments):
+                    app.picked_gpu_uuids.clear()
 
-            ask_to_share_gpus(app, services, config_values(arguments), launch)
+            ask_to_share_gpus(app, config_values(arguments), launch)
 
     if run is not None:
         line = line_of_run(run)
     else:
-        picked = picked_gpus(services.gpu_poller.snapshot, services.picked_gpu_uuids)
-        options, typed = f"--gpus {picked}" if picked else "", services.typed_command
+        picked = picked_gpus(app.gpu_poller.snapshot, app.picked_gpu_uuids)
+        options, typed = f"--gpus {picked}" if picked else "", app.typed_command
         line = CommandLine(options=options) if typed is None or options not in typed.options else typed
     app.push_screen(CommandDialog(line), start)

@@ -23,13 +23,13 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import format_metric, metric_of_key
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
-from tui.screens.base import AppServices
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.keymap import COMPARE_KEYS, Key
 from tui.screens.pollers.compare import ComparePoller, ReadRun
 from tui.screens.run_layout import GRID_COLUMNS, Layout
+from tui.screens.services import AppServices
 from tui.screens.tables import styled, wrap_text
 from tui.screens.tables.compare import STATE_LABEL, ComparedRun, ComparedValue, compared_values, fit_runs, run_letter
 from tui.screens.widgets.chart import ChartPanel, curve_value

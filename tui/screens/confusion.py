@@ -20,9 +20,10 @@ from engine.report.classes import ClassRow, class_columns, class_rows
 from engine.report.table import fit
 from engine.runs.evaluations import EvaluationFile, StoredEvaluation, finite_points, mistakes, worst_first
 from engine.runs.folder import RunFolder
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.keymap import CONFUSION_KEYS, Key
 from tui.screens.pollers.files import watch_evaluations
+from tui.screens.services import AppServices
 from tui.screens.tables import styled
 from tui.screens.tables.confusion import (
     class_line,

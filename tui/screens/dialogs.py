@@ -20,9 +20,10 @@ from engine.base.text import printable
 from engine.report.readings import GpuReading
 from engine.report.table import GAP, NO_LIMIT, Column, fit
 from tui.form.flags import WAITING_KEYS
-from tui.screens.base import AppServices, Dialog, Result
+from tui.screens.base import Dialog, Result
 from tui.screens.keymap import Key
 from tui.screens.phrases import holders_text
+from tui.screens.services import AppServices
 from tui.screens.tables import styled, wrap_text
 from tui.screens.tables.log_lines import fit_bar, output_line
 from tui.screens.widgets.entry import TextEntry
@@ -86,15 +87,13 @@ def confirm(app: App[Any], question: str, no: str, yes: str, then: Callable[[], 
     app.push_screen(ChoiceDialog(title + mark.strip(), rows, note), answer)
 
 
-def ask_to_share_gpus(
-    app: App[None], services: AppServices, config: Mapping[str, Any], start: Callable[[], object]
-) -> None:
+def ask_to_share_gpus(app: AppServices, config: Mapping[str, Any], start: Callable[[], object]) -> None:
     """Call `start`, after a question if a run with these config values, by key, would use GPUs that are not free."""
     from engine.gpus.reservation_reader import read_reservations
     from engine.gpus.selection import cuda_devices, select, why_not_free
 
-    snapshot, in_use, names = services.gpu_poller.snapshot, "", list[str]()
-    if snapshot is not None and services.demo_notice is None and not config.keys() & WAITING_KEYS:
+    snapshot, in_use, names = app.gpu_poller.snapshot, "", list[str]()
+    if snapshot is not None and app.demo_notice is None and not config.keys() & WAITING_KEYS:
         # The run says what is wrong with its selection.
         with suppress(UsageError):
             devices = cuda_devices(snapshot, read_reservations())

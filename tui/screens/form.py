@@ -43,7 +43,7 @@ from tui.form.fields import (
 )
 from tui.form.model import Form, form_from_run, load_last_form, next_run_name, save_last_form, validate_form
 from tui.form.plan import check_title, field_facts, form_title, gpu_use, plan_text
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import (
     TextDialog,
     ask_to_share_gpus,
@@ -53,6 +53,7 @@ from tui.screens.dialogs import (
 from tui.screens.form_rows import GPUS_KEY, KnownFacts, ask_gpus, field_rows, picked_gpus, preset_choices
 from tui.screens.keymap import FORM_KEYS, TYPING_GLOBAL_KEYS, Key
 from tui.screens.launcher import call_gputrain
+from tui.screens.services import AppServices
 from tui.screens.widgets.field_lines import FieldRow, Heading
 from tui.screens.widgets.field_list import FieldList
 from tui.screens.widgets.text_line import TextLine
@@ -338,7 +339,7 @@ class FormScreen(GputrainScreen):
             self._start_elsewhere()
             return
         config = changed_values(as_dict(self._config or self.form.config()))
-        ask_to_share_gpus(self.app, self.gputrain_app, config, self._start)
+        ask_to_share_gpus(self.gputrain_app, config, self._start)
 
     def _start(self) -> None:
         started = self.form.copy()

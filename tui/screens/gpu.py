@@ -18,10 +18,10 @@ from engine.base.units import UNKNOWN, format_duration
 from engine.gpus.snapshot import Gpu, Missing
 from engine.report.readings import READINGS
 from tui.charts.history import LOAD_READINGS, LoadPlot, shown_seconds
-from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.screens.keymap import GPU_KEYS, Key
 from tui.screens.phrases import gpu_key, users_text
+from tui.screens.services import AppServices
 from tui.screens.tables.gpu_readings import instance_lines, reading_lines
 from tui.screens.tables.processes import list_gpu_processes
 from tui.screens.widgets.lines import Lines

@@ -17,9 +17,10 @@ from engine.base.text import printable
 from engine.gpus.snapshot import GpuProcess
 from engine.runs.run_row import RunRow
 from tui.charts.history import MAX_SPAN, MIN_SPAN
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.phrases import holder_sentence
+from tui.screens.services import AppServices
 from tui.screens.tables import fact_lines
 from tui.screens.tables.processes import ORDERS, GpuUse, process_lines
 from tui.screens.widgets.lines import KeyedRow, Lines, escape_markup

@@ -21,9 +21,10 @@ from engine.report.table import fit
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import InspectedImage
 from engine.train.inference.preview import load_preview
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.keymap import MISTAKES_KEYS, Key
 from tui.screens.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection
+from tui.screens.services import AppServices
 from tui.screens.tables import styled
 from tui.screens.tables.confusion import ARROW
 from tui.screens.tables.mistakes import LIST_TITLES, ListKey, fact_lines, image_columns, image_path

@@ -20,12 +20,12 @@ from engine.base.text import printable
 from engine.gpus.snapshot import Gpu, GpuProcess
 from engine.report.readings import READINGS
 from engine.runs.run_row import RunRow
-from tui.screens.base import AppServices
 from tui.screens.host_panel import header_line
 from tui.screens.keymap import MONITOR_KEYS, Key
 from tui.screens.monitor_keys import MonitorKeysScreen
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.phrases import gpu_key, is_free, no_driver_problem, users
+from tui.screens.services import AppServices
 from tui.screens.tables import fact_lines
 from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView, is_folded
 from tui.screens.tables.processes import gpu_matches, list_gpu_processes, process_matches, run_words

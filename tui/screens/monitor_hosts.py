@@ -22,10 +22,11 @@ from engine.jobs.hosts.channel import remote_command, ssh_argv
 from engine.jobs.hosts.reading import HostReading, HostState, list_rows
 from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import LogDialog, confirm
 from tui.screens.launcher import CALLED_HOST, call_gputrain, gputrain_command
 from tui.screens.monitor_layout import FRAME_LINES, HEADER_LINES, Demand, MonitorLayout, arrange
+from tui.screens.services import AppServices
 from tui.screens.tables.hosts import HostGroup, hosts_summary
 from tui.screens.tables.processes import gpu_matches, list_gpu_processes
 
@@ -201,7 +202,7 @@ class MonitorHosts:
 
         if question:
             title, keep, do = question
-            confirm(self._screen.app, title.format(printable(row.name)), keep, do, send)
+            confirm(self._app, title.format(printable(row.name)), keep, do, send)
         else:
             send()
 
@@ -212,7 +213,7 @@ class MonitorHosts:
         def show(text: str) -> None:
             lines[:] = text.splitlines()
 
-        self._screen.app.push_screen(LogDialog(name, lambda: lines))
+        self._app.push_screen(LogDialog(name, lambda: lines))
         self._call(("logs", name, "-n", str(LOG_LINES)), show, lines.clear)
 
     def _call(
@@ -224,7 +225,7 @@ class MonitorHosts:
     def _hand_over(self, program: Sequence[str] | Callable[[], int]) -> None:
         """Give the terminal to a program until it ends. What it says when it fails stays until enter is pressed."""
         environment = os.environ | {"GPUTRAIN_RUNS": str(self._app.runs_dir)}
-        with self._screen.app.suspend():
+        with self._app.suspend():
             # No shell would continue the screen with the program.
             before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
             code = program() if callable(program) else subprocess.call(program, env=environment)  # noqa: S603

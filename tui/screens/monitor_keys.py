@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.runs.run_row import RunRow
-from tui.screens.base import AppServices
 from tui.screens.gpu_processes import GpuProcessesScreen
 from tui.screens.keymap import Key
 from tui.screens.monitor_runs import MonitorRuns, RunMarks
 from tui.screens.phrases import gpu_key
 from tui.screens.run_keys import CHANGES, RunKeysScreen
+from tui.screens.services import AppServices
 from tui.screens.widgets.lines import Lines
 
 if TYPE_CHECKING:

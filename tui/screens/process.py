@@ -17,10 +17,11 @@ from textual.containers import Container, Grid
 from engine.base.text import printable
 from engine.watch.process import ProcessId
 from tui.charts.history import MAX_SPAN, MIN_SPAN, LoadHistory, LoadPlot, shown_seconds
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.host_panel import load_text
 from tui.screens.keymap import PROCESS_KEYS, Key
 from tui.screens.pollers.process import ProcessPoller, ProcessReading
+from tui.screens.services import AppServices
 from tui.screens.tables.log_lines import fit_bar, output_line
 from tui.screens.tables.process import GpuUses, LoadScale, detail_lines, gpu_lines, hidden_text, run_lines, tree_lines
 from tui.screens.widgets.lines import KeyedRow, Lines, escape_markup

@@ -19,10 +19,11 @@ from engine.base.units import format_duration
 from engine.runs.control import DEFAULT_PROFILE_STEPS, send_request
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import Profile
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import confirm
 from tui.screens.keymap import PROFILE_KEYS, Key
 from tui.screens.pollers.files import ProfileReader, watch_profile
+from tui.screens.services import AppServices
 from tui.screens.tables import wrap_text
 from tui.screens.tables.profile import profile_lines, trace_lines
 from tui.screens.widgets.lines import Lines

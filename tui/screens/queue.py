@@ -20,11 +20,12 @@ from engine.gpus.selection import CPU
 from engine.jobs.queue.listing import QueueRow, RowState
 from engine.report.table import fit
 from engine.runs.folder import RunFolder
-from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
+from tui.screens.base import GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import confirm
 from tui.screens.keymap import QUEUE_KEYS, Key
 from tui.screens.pollers.files import QueueReader
 from tui.screens.pollers.watched import Watched
+from tui.screens.services import AppServices
 from tui.screens.tables import styled, wrap_text
 from tui.screens.tables.queue import SCREEN_COLUMNS, describe_row, queue_devices, queue_title, queued_runs, strip_lines
 from tui.screens.widgets.lines import KeyedRow, Lines
@@ -141,7 +142,7 @@ class QueueScreen(GputrainScreen):
 
         def cancel() -> str:
             if not row.is_live:
-                watch_other_hosts(self.gputrain_app, self, [RunFolder(Path(row.folder))])
+                watch_other_hosts(self.gputrain_app, [RunFolder(Path(row.folder))])
             return edit.cancel(row)
 
         question = f"Cancel {printable(row.name)}? It leaves the queue and does not start."

@@ -32,7 +32,6 @@ from engine.watch import text_log
 from engine.watch.activity import Activity
 from engine.watch.folders import ForeignRun
 from tui.charts.view import ChartView, best_note, curves_for, data_notes
-from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import LogDialog, TextDialog, confirm, read_config_lines
 from tui.screens.host_panel import load_text
@@ -43,6 +42,7 @@ from tui.screens.run_keys import RunKeysScreen
 from tui.screens.run_layout import RANKS_PANEL, RunRoom
 from tui.screens.run_panels import MAX_LOG_LINES, NO_CHARTS, RunPanels
 from tui.screens.run_progress import RunStatus, launch_lines, status_lines
+from tui.screens.services import AppServices
 from tui.screens.tables import fact_lines, wrap_text
 from tui.screens.tables.foreign_runs import parameter_text
 from tui.screens.tables.log_lines import log_lines, output_line

@@ -22,9 +22,10 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.labels import change_labels
 from engine.runs.manage import RunContents, move_to_trash, run_contents
 from engine.runs.run_row import RunRow
-from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
+from tui.screens.base import GputrainScreen, watch_other_hosts
 from tui.screens.command_dialog import ask_command
 from tui.screens.dialogs import confirm
+from tui.screens.services import AppServices
 
 # Runs that the question about several names.
 MAX_NAMED_RUNS = 8
@@ -60,7 +61,7 @@ class RunChanges:
 
         def done(_: object) -> None:
             # Toasts of earlier requests would cover the charts.
-            self._screen.app.clear_notifications()
+            self._app.clear_notifications()
             self._app.show_toast(f"Sent the {request} request to {folder.name}; its log shows the effect")
 
         def send() -> None:
@@ -77,7 +78,7 @@ class RunChanges:
         if state is None or state not in questions:
             send()
         else:
-            confirm(self._screen.app, questions[state].format(printable(folder.name)), "Keep it running", "Stop", send)
+            confirm(self._app, questions[state].format(printable(folder.name)), "Keep it running", "Stop", send)
 
     def pause(self, folder: RunFolder, state: RunState | None) -> None:
         """Pause a run, or continue a paused one."""
@@ -86,7 +87,7 @@ class RunChanges:
     def again(self, folder: RunFolder) -> None:
         """Configure a new run with the command or the config of this one."""
         if has_command(folder):
-            self._screen.act(lambda: ask_command(self._screen.app, self._app, folder))
+            self._screen.act(lambda: ask_command(self._app, folder))
         else:
             self._app.open_form(folder.config)
 
@@ -99,7 +100,7 @@ class RunChanges:
 
         def change_all() -> str:
             if moves:
-                watch_other_hosts(self._app, self._screen, [RunFolder(Path(row.folder)) for row in rows])
+                watch_other_hosts(self._app, [RunFolder(Path(row.folder)) for row in rows])
             problems: dict[str, list[Problem]] = {row.folder: [] for row in rows}
             for row in rows:
                 with collect_problems(problems[row.folder]):
@@ -129,7 +130,7 @@ class RunChanges:
         archive = partial(self._in_thread, rows, change, done)
         if archived and (len(rows) > 1 or rows[0].live):
             about = "\n".join(_named(f"{printable(row.name)}  {row.state}" for row in rows))
-            confirm(self._screen.app, f"Archive {names(rows)}?", "Keep", "Archive", archive, about)
+            confirm(self._app, f"Archive {names(rows)}?", "Keep", "Archive", archive, about)
         else:
             archive()
 
@@ -161,7 +162,7 @@ class RunChanges:
             checkpoints = pluralize(sum(item.checkpoints for item in contents), "checkpoint")
             lines.append(f"In all: {pluralize(len(rows), 'run')}, {size}, {checkpoints}")
         question = f"Move {names(rows)} to the trash?"
-        confirm(self._screen.app, question, "Keep", "Move to the trash", move_all, "\n".join(lines))
+        confirm(self._app, question, "Keep", "Move to the trash", move_all, "\n".join(lines))
 
     def _is_live(self, row: RunRow) -> bool:
         """Whether a process owns the run; a toast says that it cannot be deleted."""

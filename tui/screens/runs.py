@@ -37,13 +37,14 @@ from engine.runs.run_view import (
     run_columns,
     same_rows,
 )
-from tui.screens.base import AppServices, Filter
+from tui.screens.base import Filter
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.keymap import RUNS_KEYS, Ability, Key
 from tui.screens.monitor_runs import RunMarks
 from tui.screens.phrases import note, own_runs_problem
 from tui.screens.pollers.run_lists import ForeignRunListPoller, RowsPoller
 from tui.screens.run_keys import CHANGES, RunKeysScreen
+from tui.screens.services import AppServices
 from tui.screens.tables import styled, wrap_text
 from tui.screens.tables.runs import (
     DEFAULT_COLUMNS,

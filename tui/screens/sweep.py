@@ -21,12 +21,13 @@ from engine.base.text import printable
 from engine.jobs.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, stop_sweep
 from engine.runs.folder import sweep_of_trial
 from tui.charts.sweep import axis_position, param_curves, trial_curves
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import confirm
 from tui.screens.keymap import SWEEP_KEYS, Key
 from tui.screens.launcher import call_gputrain
 from tui.screens.pollers.files import watch_sweep
 from tui.screens.run_changes import RunChanges
+from tui.screens.services import AppServices
 from tui.screens.tables import styled, wrap_text
 from tui.screens.tables.sweeps import param_table, status_lines, trial_table
 from tui.screens.widgets.chart import ChartPanel
