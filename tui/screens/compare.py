@@ -232,7 +232,7 @@ class CompareScreen(ChartScreen):
 
     def _notes(self) -> list[Text]:
         """Return what the user should know of the runs, wrapped."""
-        error, comparison = self.compare_poller.unexpected_error, self.compare_poller.comparison
+        error, comparison = self.compare_poller.problem, self.compare_poller.comparison
         parts = [] if error is None else [(str(error), BAD)]
         parts += [
             (f"{run.run.name} was deleted; this is its last known state", BAD) for run in self._runs if run.is_missing

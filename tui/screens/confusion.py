@@ -70,7 +70,7 @@ class ConfusionScreen(GputrainScreen):
 
     def update_content(self) -> None:
         poller, name = self.evaluation_poller, printable(self.folder.name)
-        evaluations, problem = poller.value, poller.problem or poller.unexpected_error
+        evaluations, problem = poller.value, poller.problem
         facts = TASK_FACTS["classification" if evaluations is None else evaluations.task]
         self.show_title(f"{name}   {'confusion matrix' if facts.ranked else facts.outputs}")
         self.show_line("#scores", self._scores_line(evaluations, problem, has_polled=poller.has_polled))

@@ -99,7 +99,7 @@ class MistakesScreen(GputrainScreen):
         poller = self.inspection_poller
         # A narrow terminal cuts the end of the line: the command is before what is known anyway.
         advice = (f"; run `gputrain evaluate {printable(self.folder.name)} --list mistakes`", MUTED)
-        if (problem := poller.problem or poller.unexpected_error) is not None:
+        if (problem := poller.problem) is not None:
             return [(printable(str(problem)), BAD), advice]
         if lists is None and not poller.has_polled:
             return [("Loading …", MUTED)]

@@ -15,7 +15,6 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from engine.base.errors import Problem
 from engine.base.text import printable
 from engine.gpus.snapshot import Gpu, GpuProcess
 from engine.report.readings import READINGS
@@ -84,10 +83,6 @@ class MonitorScreen(MonitorKeysScreen):
             yield Lines(selectable=True, id="processes")
             yield Lines(selectable=True, id="runs")
 
-    @property
-    def _gpu_problem(self) -> Problem | None:
-        return self.gputrain_app.gpu_poller.problem or self.gputrain_app.gpu_poller.unexpected_error
-
     def update_content(self) -> None:
         snapshot, app = self._snapshot, self.gputrain_app
         poller = app.run_list_poller
@@ -124,14 +119,14 @@ class MonitorScreen(MonitorKeysScreen):
 
             self._hosts = MonitorHosts(self.gputrain_app, self)
         if self._hosts is not None:
-            self._hosts.update(self._snapshot, self._gpu_problem, readings)
+            self._hosts.update(self._snapshot, self.gputrain_app.gpu_poller.problem, readings)
 
     def _divide_room(self) -> None:
         """Give each panel its room. The panels keep it while the user types a filter, and with the cursor on another
         host."""
-        body, hosts = self.query_one(Body).size, self._hosts
+        body, hosts, problem = self.query_one(Body).size, self._hosts, self.gputrain_app.gpu_poller.problem
         if hosts is None:
-            gpus = len(self._gpus) or (1 if self._gpu_problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
+            gpus = len(self._gpus) or (1 if problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
             folded, processes = sum(map(is_folded, self._gpus)), len(self._all_processes())
             layout = arrange(Demand(body.width, body.height, gpus, processes, folded=folded))
         else:
@@ -160,7 +155,7 @@ class MonitorScreen(MonitorKeysScreen):
 
     def _show_gpus(self) -> None:
         lines, snapshot = self.query_one("#gpus", Lines), self._snapshot
-        message, style, advice = str(self._gpu_problem or ""), BAD, list[str]()
+        message, style, advice = str(self.gputrain_app.gpu_poller.problem or ""), BAD, list[str]()
         if not message and snapshot is not None and not snapshot.gpus:
             message, style = str(no_driver_problem(snapshot)), ""
             advice = [] if snapshot.pending else fact_lines(WITHOUT_GPU)
@@ -255,7 +250,7 @@ class MonitorScreen(MonitorKeysScreen):
 
     def _show_runs(self) -> None:
         panel, poller, runs = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller, self._runs
-        problem = printable(str(poller.problem or poller.unexpected_error or ""))
+        problem = printable(str(poller.problem or ""))
         no_runs = "All runs are archived; press r, then H" if runs.rows else "No runs yet; press n to start one"
         no_match = self._no_match("runs", runs.total) or no_runs
         empty = Text(problem or no_match if poller.rows is not None else "Loading …", MUTED)

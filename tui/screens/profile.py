@@ -81,8 +81,6 @@ class ProfileScreen(GputrainScreen):
             seconds = format_duration(time.monotonic() - asked_at)
             line.append(f"Waiting for {pluralize(DEFAULT_PROFILE_STEPS, 'profiled step')}, {seconds}", STRONG)
             return line.append("; a pause or a validation delays them", MUTED)
-        if poller.unexpected_error is not None:
-            return line.append(printable(str(poller.unexpected_error)), BAD)
         if reader.answer:
             line.append(f"{printable(str(reader.answer))}   ", WARNING)
         if poller.problem is not None:

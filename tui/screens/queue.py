@@ -91,7 +91,7 @@ class QueueScreen(GputrainScreen):
         """Show why the queue cannot be read, else all of the reason of the run under the cursor."""
         panel, row = self.query_one("#queue-reason", Lines), self.selected
         self._described = row
-        problem = self.queue_poller.problem or self.queue_poller.unexpected_error
+        problem = self.queue_poller.problem
         text = Text(printable(str(problem)), BAD) if problem else Text("" if row is None else describe_row(row))
         panel.set_texts(wrap_text(text, panel.text_width))
 

@@ -125,8 +125,8 @@ def _foreign_line(status: RunStatus) -> Text:
 def _foreign_message(poller: RunPoller) -> list[Text]:
     """Return what of a run of another program cannot be read, in one line."""
     parts = [(printable(problem), WARNING) for problem in poller.reader.problems]
-    if poller.unexpected_error is not None:
-        parts.insert(0, (printable(str(poller.unexpected_error)), BAD))
+    if poller.problem is not None:
+        parts.insert(0, (printable(str(poller.problem)), BAD))
     elif poller.caught_up and not poller.changed_at:
         parts.insert(0, ("The files of the run were deleted; this is the last known state", BAD))
     line = Text(no_wrap=True, overflow="ellipsis", end="")
@@ -251,7 +251,7 @@ def bottleneck_text(row: RunRow, width: int) -> Text:
 
 def _state_lines(status: RunStatus, snapshot: RunSnapshot, console: Console) -> list[Text]:
     """Return why a run of gputrain failed, or what else the user should know."""
-    row, error = snapshot.row, status.poller.unexpected_error
+    row, error = snapshot.row, status.poller.problem
     if error is None and not snapshot.folder_missing and not row.foreign and row.state in FAILED_STATES:
         return failure_lines(snapshot, status.gpus, status.width, console)
     notes: list[tuple[str, str]] = []

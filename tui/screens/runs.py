@@ -267,7 +267,7 @@ class RunsScreen(RunKeysScreen):
 
     def _empty_text(self) -> str:
         poller = self.row_poller
-        if (problem := poller.problem or poller.unexpected_error) is not None:
+        if (problem := poller.problem) is not None:
             return printable(str(problem))
         if poller.rows is None:
             return "Loading …"

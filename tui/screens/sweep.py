@@ -92,7 +92,7 @@ class SweepScreen(GputrainScreen):
         return self.query_one("#trials", Lines)
 
     def update_content(self) -> None:
-        status, problem = self.sweep_poller.value, self.sweep_poller.problem or self.sweep_poller.unexpected_error
+        status, problem = self.sweep_poller.value, self.sweep_poller.problem
         self.show_title(f"sweep {printable(self.folder.name)}")
         if problem is not None:
             self._show_status([Text(printable(str(problem)), BAD)])

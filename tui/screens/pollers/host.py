@@ -40,7 +40,6 @@ class GpuPoller(Poller):
         self._monitor = monitor
         self.snapshot: Snapshot | None = None
         self.loads = GpuLoads()
-        self.problem: Problem | None = None
 
     def poll(self) -> None:
         try:

@@ -148,7 +148,7 @@ class RunPoller(Poller):
         self._log: Watched[tuple[str, ...]] | None = None
         self._next_log_poll = 0.0
         self._was_shown = self._reads_again = False
-        self._problem: str | None = None
+        self._journal_problem: str | None = None
         """Why the journal cannot be read."""
 
     def _follow(self, run: ForeignRun, max_columns: int = MAX_METRIC_COLUMNS) -> None:
@@ -193,7 +193,12 @@ class RunPoller(Poller):
             self._follow(run)
         self._poll_log()
         self._read()
-        if folder is not None and not self.caught_up and not self._stop_event.is_set() and self._problem is None:
+        if (
+            folder is not None
+            and not self.caught_up
+            and not self._stop_event.is_set()
+            and self._journal_problem is None
+        ):
             # It completes the record of a run that crashed, or that has none.
             open_run(folder)
         self.caught_up = True
@@ -219,7 +224,7 @@ class RunPoller(Poller):
                     self.on_first_result()
             if has_more:
                 self._pause()
-        self._problem = problem
+        self._journal_problem = problem
 
     def _pause(self) -> None:
         """Leave the interpreter to the screen. A key that is held slows the reading down, and does not stop it."""

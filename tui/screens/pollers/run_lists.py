@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from engine.base.errors import Problem, UsageError
+from engine.base.errors import UsageError
 from engine.base.text import pluralize
 from engine.jobs.queue.listing import QueueRow, list_queue
 from engine.runs.folder import RunState
@@ -35,7 +35,6 @@ class RowsPoller(Poller):
     complete = False
     count = 0
     """Number of runs, read or not."""
-    problem: Problem | None = None
 
     def poll(self) -> None:
         self.poll_part()

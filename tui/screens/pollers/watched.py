@@ -46,8 +46,8 @@ class Poller:
         """Called once, in the thread, when the poller has its first result, and before for a part of it."""
         self.on_poll: Callable[[], object] = lambda: None
         """Called in the thread after each poll."""
-        self.unexpected_error: Problem | None = None
-        """Message of an unexpected exception in the latest poll."""
+        self.problem: Problem | None = None
+        """Why the latest poll has read nothing."""
         self.min_interval_s = 0.0
         """Seconds between polls at least, except for requested ones."""
 
@@ -65,11 +65,13 @@ class Poller:
         self._wake_event.set()
 
     def _poll_loop(self) -> None:
+        unexpected: Problem | None = None
         try:
             while not self._stop_event.is_set():
                 try:
                     self.poll()
-                    self.unexpected_error = None
+                    if self.problem is unexpected:
+                        self.problem = None
                     if self.on_first_result is not None and self.has_result():
                         self.on_first_result()
                         self.on_first_result = None
@@ -77,7 +79,7 @@ class Poller:
                 except Exception as error:
                     # An uncaught exception would end the thread and silently freeze the screen.
                     reason = f"unexpected error: {type(error).__name__}: {error}"
-                    self.unexpected_error = Problem("", reason, code="internal-error")
+                    unexpected = self.problem = Problem("", reason, code="internal-error")
                     self._stop_event.wait(RETRY_SECONDS)
                 self._wake_event.wait(self._interval_s and max(self._interval_s, self.min_interval_s))
                 self._wake_event.clear()
@@ -117,18 +119,18 @@ class Watched(Poller, Generic[Value]):
         self._read, self._stamp = read, stamp
         self._read_stamp: Hashable = None
         self.value: Value | None = None
-        self.problem: Problem | None = None
         self.has_polled = False
         """Whether `value` and `problem` are known."""
 
     def poll(self) -> None:
         # Before the file is read: what is written in between changes the stamp of the next poll.
-        stamp: Hashable = None
+        # After an unexpected error, the file is read again.
+        stamp, read_stamp, self._read_stamp = None, self._read_stamp, None
         try:
             stamp = self._stamp()
             if stamp is None:
                 self.value = self.problem = None
-            elif stamp != self._read_stamp:
+            elif stamp != read_stamp:
                 self.value, self.problem = self._read(), None
         except FileNotFoundError:
             self.value = self.problem = stamp = None

@@ -57,7 +57,7 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
         file.write(text + "\n")
     list_poller = RunListPoller(tmp_path)
     list_poller.poll()
-    assert list_poller.rows is not None and list_poller.unexpected_error is None
+    assert list_poller.rows is not None and list_poller.problem is None
     for row in list_poller.rows:
         monitor_line(fit_monitor_list([row], 10, 80), row)
         run_list_line(fit_run_list([row], 200, default_fields()), row)
@@ -74,11 +74,11 @@ def test_run_list_poller_reports_thread_error_and_recovers(tmp_path: Path, monke
     poller = RunListPoller(tmp_path, 0.05)
     monkeypatch.setattr(poller, "poll", lambda: 1 / 0)
     poller.start()
-    wait_for(lambda: poller.unexpected_error is not None, "the error", 5)
-    error = poller.unexpected_error
+    wait_for(lambda: poller.problem is not None, "the error", 5)
+    error = poller.problem
     assert error is not None and has_problem([error], "internal-error", "", "ZeroDivisionError")
     monkeypatch.undo()
-    wait_for(lambda: poller.unexpected_error is None and poller.rows == [], "the next poll", 5)
+    wait_for(lambda: poller.problem is None and poller.rows == [], "the next poll", 5)
     poller.close()
 
 
