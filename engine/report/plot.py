@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from engine.runs.fields import ALIASES
 from engine.runs.find import OpenedRun
 from engine.runs.journal_source import STEP_METRICS
 from engine.runs.keys import parse_key
-from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, find_key
+from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, find_key
 
 MARK = "made by gputrain report, which may replace it"
 """What a page and the metadata of a figure in any format say of their origin."""
@@ -75,18 +75,6 @@ DEFAULT_METRICS = ("loss", "best_val_accuracy")
 CHARACTERS_PER_IN, ENTRY_CHARACTERS, LEGEND_ROW_IN = 17, 10, 0.17
 
 
-@dataclass(frozen=True)
-class PlotOptions:
-    """What a figure shows. `metrics` are names for `find_panel`, by default those that the runs have of
-    `DEFAULT_METRICS`, and `axis` is the epoch if all runs have it."""
-
-    metrics: tuple[str, ...] = ()
-    axis: XAxis | None = None
-    log: bool = False
-    directions: Mapping[str, Better] = field(default_factory=dict)
-    """The stored directions of the user's own metrics."""
-
-
 def find_panel(name: str, own: Collection[str] = (), foreign: Mapping[str, str] = NO_KEYS) -> str:
     """Return the id of the chart that a name means. `own` are the names of the user's own metrics, and `foreign` the
     keys of the metrics of foreign runs by their names there.
@@ -124,26 +112,32 @@ def file_format(path: Path) -> str:
 
 def make_plot(
     found: Sequence[OpenedRun],
-    options: PlotOptions,
     kind: str,
+    *,
+    metrics: Sequence[str] = (),
+    axis: XAxis | None = None,
+    log: bool = False,
+    directions: Mapping[str, Better] = NO_METRICS,
     warn: Callable[[Problem], object] = lambda warning: None,
     on_read: OnRead | None = None,
 ) -> bytes:
     """Return the figure of these runs as a file of one of the formats. The same files give the same figure.
 
-    `on_read` is called while a foreign run is read.
+    `metrics` are names for `find_panel`, by default those that the runs have of `DEFAULT_METRICS`, and `axis` is the
+    epoch if all runs have it. `directions` are the stored directions of the user's own metrics. `on_read` is called
+    while a foreign run is read.
 
     Raises UsageError if a metric is unknown or has no value in any run, or if matplotlib is not installed.
     """
     require_comparable(len(found), MAX_REPORTED_RUNS)
     runs = [read_reported_run(run, on_read=on_read) for run in found]
-    axis = _axis(runs, options.axis)
+    axis = _axis(runs, axis)
     comparison = compare_runs([run.row for run in runs])
     for note in comparison.notes:
         warn(note)
     columns = comparison.columns(grouped=True)
     groups = [[runs[index] for index in column] for column in columns]
-    panels = [find_chart(key, options.directions) for key in _panel_keys(runs, options.metrics)]
+    panels = [find_chart(key, directions) for key in _panel_keys(runs, metrics)]
     lines = [chart_lines(panel, groups, axis, SMOOTHING) for panel in panels]
     for panel, drawn in zip(panels, lines, strict=True):
         if not drawn:
@@ -166,7 +160,7 @@ def make_plot(
         handles: dict[object, Any] = {}
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, panel, drawn, title in zip(all_axes, panels, lines, titles, strict=True):
-            draw_lines(axes, drawn, axis, log=options.log and (panel.log or not _are_shares(drawn)))
+            draw_lines(axes, drawn, axis, log=log and (panel.log or not _are_shares(drawn)))
             axes.set_xlabel(X_LABELS[axis])
             axes.set_ylabel(shortened(title))
             handles |= {handle.get_label(): handle for handle in axes.get_legend_handles_labels()[0]}

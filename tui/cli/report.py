@@ -73,7 +73,7 @@ def report(
     """
     from engine.report.foreign_run import as_foreign
     from engine.report.page import make_page
-    from engine.report.plot import PlotOptions, check_output, file_format, make_plot, write_output
+    from engine.report.plot import check_output, file_format, make_plot, write_output
 
     path = expand_user(output or DEFAULT_OUTPUT)
     is_page = path.suffix.casefold() in PAGE_SUFFIXES
@@ -83,12 +83,6 @@ def report(
         advice = "write a figure: -o curves.pdf, .svg or .png"
         raise UsageError.one(name, f"has no effect on the page {path}", advice, code="no-effect")
     directions = read_directions(runs_root(runs_dir))
-    options = PlotOptions(
-        metrics=tuple(metrics or ()),
-        axis=x,
-        log=log,
-        directions=directions,
-    )
     found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
     foreign = [run.folder for run in found if not isinstance(run, RunFolder)]
     if output is None and foreign:
@@ -99,7 +93,10 @@ def report(
         if is_page:
             data = make_page(shown, directions, on_read).encode(errors="replace")
         else:
-            data = make_plot(shown, options, kind, print_warning, on_read)
+            data = make_plot(
+                shown, kind, metrics=metrics or (), axis=x, log=log, directions=directions, warn=print_warning,
+                on_read=on_read,
+            )  # fmt: skip
     written = write_output(path, data, force=force)
     if as_json:
         print_json({"runs": [run.name for run in found], "file": str(written)})

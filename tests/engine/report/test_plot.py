@@ -15,7 +15,6 @@ from PIL import Image
 from engine.report.lines import make_line
 from engine.report.plot import (
     MARK,
-    PlotOptions,
     column_labels,
     file_format,
     find_panel,
@@ -37,9 +36,8 @@ from support.runs.factories import make_run_folder, write_run_record
 def test_plot_is_the_same_for_the_same_runs_in_each_format(tmp_path: Path) -> None:
     run = make_compared_run(tmp_path, "a$x$_b")
     for kind, beginning in (("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
-        options = PlotOptions(metrics=("accuracy",))
-        figure = make_plot([run], options, kind)
-        assert figure.startswith(beginning) and figure == make_plot([run], options, kind)
+        figure = make_plot([run], kind, metrics=["accuracy"])
+        assert figure.startswith(beginning) and figure == make_plot([run], kind, metrics=["accuracy"])
     assert Image.open(io.BytesIO(figure)).size[0] == 2025
 
 
@@ -56,7 +54,7 @@ def test_plot_labels_runs_by_name_and_keys_that_change_the_result(tmp_path: Path
     ]
     separate = comparison.columns(grouped=False)
     assert column_labels(comparison, separate, 20)[0] == "run-0: seed 0, batc…"
-    text = make_plot(folders, PlotOptions(metrics=("loss",), log=True), "svg").decode()
+    text = make_plot(folders, "svg", metrics=("loss",), log=True).decode()
     shown = svg_texts(text)
     assert {"val loss", "Epoch", "run-0 (2 seeds): batch_size 64, lr 0.00125", " _fast: batch_size 8, lr 0.4"} <= set(
         shown
@@ -79,20 +77,20 @@ def test_mean_line_of_seeds_has_band_of_standard_deviation() -> None:
 def test_plot_of_curves_with_gaps_and_nonpositive_values(tmp_path: Path) -> None:
     epochs = [replace(make_epoch(number), val_loss=loss) for number, loss in enumerate([1.0, math.nan, -1.0, 2.0], 1)]
     run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
-    assert b"nan" not in make_plot([run], PlotOptions(metrics=("val_loss",), log=True), "svg").lower()
+    assert b"nan" not in make_plot([run], "svg", metrics=("val_loss",), log=True).lower()
 
 
 def test_plot_refuses_metric_without_value(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))
     with raises_problem("not-recorded", "--metric", "ema_val_loss"):
-        make_plot([run], PlotOptions(metrics=("ema_val_loss",)), "svg")
+        make_plot([run], "svg", metrics=("ema_val_loss",))
 
 
 def test_plot_shows_the_users_own_metrics_by_name(tmp_path: Path) -> None:
     epochs = [replace(make_epoch(number), metrics={"val/f$1": number / 4, "lr": 0.5}) for number in (1, 2)]
     run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
     for name in ("val/f$1", "metrics.val/f$1", '"val/f$1"', 'metrics."val/f$1"'):
-        figure = make_plot([run], PlotOptions(metrics=(name, "loss"), log=True), "svg")
+        figure = make_plot([run], "svg", metrics=(name, "loss"), log=True)
         # A log scale has other labels: 0.3, not 0.30.
         assert svg_texts(figure.decode())[:11] == [
             "1",
@@ -107,11 +105,11 @@ def test_plot_shows_the_users_own_metrics_by_name(tmp_path: Path) -> None:
             "val/f$1",
             "1",
         ]
-    options = PlotOptions(metrics=("val/f$1", "loss"), log=True, directions={"val/f$1": Better.LOW})
-    assert "0.30" not in svg_texts(make_plot([run], options, "svg").decode())
+    figure = make_plot([run], "svg", metrics=("val/f$1", "loss"), log=True, directions={"val/f$1": Better.LOW})
+    assert "0.30" not in svg_texts(figure.decode())
     assert find_panel("lr", ["lr"]) == "lr" and find_panel("metrics.lr", ["lr"]) == "metrics.lr"
     with raises_problem("unknown-value", "--metric", "val/f1", "val/f$1"):
-        make_plot([run], PlotOptions(metrics=("val/f1",)), "svg")
+        make_plot([run], "svg", metrics=("val/f1",))
 
 
 def test_plot_arguments() -> None:
