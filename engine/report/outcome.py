@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from engine.base.codec import ENTRIES, Finite, Integer, Record
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import ENDED_BADLY, RunFolder, RunState
 from engine.runs.metrics import Better, figures_of
 from engine.runs.root import runs_root
 from engine.runs.run_row import RunRow
@@ -18,7 +18,6 @@ from engine.runs.run_row import RunRow
 MAX_FIGURES = 40
 MAX_LINES = 20
 MAX_LINE_CHARS = 500
-ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 # They describe the plan or the devices of a run, not what it has reached. The record has them.
 NO_FIGURES = frozenset({"total_epochs", "steps", "gpus", "ranks", "global_batch", "parameters", "queue_place"})
 Figures = Annotated[dict[str, Finite], ENTRIES]

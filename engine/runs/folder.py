@@ -61,6 +61,7 @@ class RunState(StrEnum):
 
 
 LIVE_STATES = frozenset({RunState.WAITING, RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING})
+ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 
 
 class PathOf:

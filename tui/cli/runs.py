@@ -124,7 +124,7 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     from engine.runs.metric_directions import read_directions
     from engine.runs.run_row import open_run
     from tui.screens.tables import fact_lines
-    from tui.screens.tables.config import change_lines, config_changes
+    from tui.screens.tables.config import change_lines
     from tui.screens.tables.run_facts import run_facts
 
     row, directions = open_run(folder), read_directions(folder.path.parent)
@@ -139,4 +139,4 @@ def show(*, folder: RunFolder, curves: CurvesOption = False, as_json: JsonOption
     if row.record.command:
         return
     typer.echo()
-    print_lines(console, change_lines(config_changes(row.record.config or {}), console.width))
+    print_lines(console, change_lines(row.record.config or {}, console.width))

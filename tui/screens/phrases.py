@@ -42,7 +42,6 @@ STATE_SYMBOLS: dict[str, tuple[str, str]] = {
     UNREADABLE: ("✗", BAD),
     UNKNOWN_STATE: ("?", WARNING),
 }
-ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 FAILED_STATES = (RunState.FAILED, RunState.CRASHED)
 # Trainings compile, evaluate and load data for minutes without using their GPUs.
 MIN_IDLE_SECONDS = 300.0

@@ -5,8 +5,7 @@ This module imports the config schema, which takes a fifth of a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -25,35 +24,19 @@ MAX_VALUE_LENGTH = 200
 CHANGE_SIGN = "•"
 
 
-@dataclass(frozen=True)
-class ConfigChange:
-    """A config key that differs from its default. The values are formatted as on the command line."""
-
-    key: str
-    value: str
-    default: str
-
-
-def config_changes(changed: Mapping[str, Any]) -> tuple[ConfigChange, ...]:
-    """Return the values of a record that differ from the defaults, in schema order."""
-    return tuple(
-        ConfigChange(key, format_config_value(changed[key]), format_config_value(default))
-        for key, default in default_values().items()
-        if key in changed
-    )
-
-
-def change_lines(changes: Sequence[ConfigChange], width: int) -> list[Text]:
-    """Return a heading, and the changed config keys with their values, and their defaults where they fit."""
+def change_lines(changed: Mapping[str, Any], width: int) -> list[Text]:
+    """Return a heading, and the changed values of a record in the order of the schema, with their defaults where they
+    fit."""
+    changes = [(key, changed[key], default) for key, default in default_values().items() if key in changed]
     if not changes:
         return [Text("All config keys have their defaults", MUTED)]
-    key_columns = min(max(len(change.key) for change in changes), max(width // 2, 1))
+    key_columns = min(max(len(key) for key, _, _ in changes), max(width // 2, 1))
     lines = [Text("Changed config keys", STRONG)]
-    for change in changes:
-        line = Text.assemble((pad(change.key, key_columns), MUTED), "  ", change.value or "none")
-        default = f"  ({change.default or 'none'})"
-        if line.cell_len + cell_len(default) <= width:
-            line.append(default, MUTED)
+    for key, value, default in changes:
+        line = Text.assemble((pad(key, key_columns), MUTED), "  ", format_config_value(value) or "none")
+        default_text = f"  ({format_config_value(default) or 'none'})"
+        if line.cell_len + cell_len(default_text) <= width:
+            line.append(default_text, MUTED)
         lines.append(line)
     return lines
 

@@ -18,13 +18,12 @@ from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.claim import read_claim
 from engine.runs.command_events import describe_code
 from engine.runs.fields import as_text
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.folder import ENDED_BADLY, RunFolder, RunState
 from engine.runs.keys import quote_key
 from engine.runs.metrics import Better, figures_of, format_metric, names_direction, own_metrics
 from engine.runs.records import CodeSummary
 from engine.runs.run_record import RunRecord
 from engine.runs.run_row import RunRow, age_of
-from tui.screens.phrases import ENDED_BADLY
 
 
 def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from engine.base.text import printable
 from engine.base.units import UNKNOWN, format_age, format_date, format_number, format_share
 from engine.report.table import GAP, Align, Column, FittedTable, Line, Shorten, cell_width, fit, pad, shorten
 from engine.runs.fields import Field, FieldKind, as_text, find_field
-from engine.runs.folder import RunState
+from engine.runs.folder import ENDED_BADLY, RunState
 from engine.runs.metrics import METRICS, format_metric, metric_of_key
 from engine.runs.monitor import record_monitor, shared_monitor
 from engine.runs.run_record import DIVERGED
@@ -23,7 +23,6 @@ from engine.runs.run_view import SortOrder, commands_metrics
 from engine.runs.trials import group_trials, make_sweep_row
 from tui.charts.meter import meter
 from tui.screens.phrases import (
-    ENDED_BADLY,
     FOLD_SIGNS,
     FOREIGN_SIGN,
     MARK,
