@@ -44,9 +44,9 @@ BaselineOption = Annotated[
 ]
 
 
-def output_option(what: str, **settings: Any) -> Any:
+def output_option(what: str) -> Any:
     """Return `-o PATH`. `what` says what is written."""
-    return typer.Option("--output", "-o", metavar="PATH", help=f"Write to PATH: {what}", **settings)
+    return typer.Option("--output", "-o", metavar="PATH", help=f"Write to PATH: {what}")
 
 
 def count_option(what: str) -> Any:

@@ -10,7 +10,8 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,10 +119,8 @@ class RunCommand(WordsCommand):
 
     def make_context(self, info_name: Any, args: list[str], *arguments: Any, **extra: Any) -> Any:
         is_command = "--" in args
-        try:
+        with _exit_codes_of_command(lambda: is_command):
             return super().make_context(info_name, args, *arguments, **extra)
-        except typer.Exit as end:
-            raise _as_command_exit(end, is_command=is_command) from end
 
     def check_config(self, args: Sequence[str]) -> None:
         check_config_word(self, args)
@@ -149,10 +148,8 @@ class RunCommand(WordsCommand):
         return super().trains(ctx) and ctx.params.get("try_parse") is None and ctx.params.get("on") is None
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _exit_codes_of_command(lambda: ctx.meta[self.WORDS] is not None):
             return super().invoke(ctx)
-        except typer.Exit as end:
-            raise _as_command_exit(end, is_command=ctx.meta[self.WORDS] is not None) from end
 
 
 class ResumeCommand(HelpCommand):
@@ -162,18 +159,21 @@ class ResumeCommand(HelpCommand):
     """Key of whether the run is that of a command, in the context."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _exit_codes_of_command(lambda: ctx.meta.get(self.IS_COMMAND, False)):
             return super().invoke(ctx)
-        except typer.Exit as end:
-            raise _as_command_exit(end, is_command=ctx.meta.get(self.IS_COMMAND, False)) from end
 
 
-def _as_command_exit(end: Any, *, is_command: bool) -> Any:
-    """Return the exit of a refused command with its own code."""
-    if not is_command or end.exit_code != ExitCode.USAGE_ERROR:
-        return end
-    problems = end.__cause__.problems if isinstance(end.__cause__, UsageError) else []
-    return typer.Exit(next((EXIT_CODES[each.code] for each in problems if each.code in EXIT_CODES), CommandExit.FAILED))
+@contextmanager
+def _exit_codes_of_command(is_command: Callable[[], bool]) -> Iterator[None]:
+    """Exit with a code of its own where a command is refused."""
+    try:
+        yield
+    except typer.Exit as end:
+        if not is_command() or end.exit_code != ExitCode.USAGE_ERROR:
+            raise
+        problems = end.__cause__.problems if isinstance(end.__cause__, UsageError) else []
+        codes = (EXIT_CODES[each.code] for each in problems if each.code in EXIT_CODES)
+        raise typer.Exit(next(codes, CommandExit.FAILED)) from end
 
 
 def split_command(args: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -44,7 +44,6 @@ STATUSES: dict[str, str] = {RunState.FINISHED: "FINISHED", RunState.STOPPED: "KI
 class MlflowSync(RunSync):
     """Copies a run to an experiment at a tracking URI, which is created if it does not exist."""
 
-    service = "mlflow"
     advice = "check the server, MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN"
 
     def __init__(self, folder: RunFolder, experiment: str | None) -> None:

@@ -47,8 +47,6 @@ class RunSync(ABC):
     nothing is stored here.
     """
 
-    service: ClassVar[str]
-    """Value of `--service`."""
     advice: ClassVar[str]
     """What helps if the service cannot be used."""
 

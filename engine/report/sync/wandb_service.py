@@ -43,7 +43,6 @@ SETTINGS: dict[str, Any] = {
 class WandbSync(RunSync):
     """Copies a run to a project at a W&B server, or to a folder of offline runs."""
 
-    service = "wandb"
     advice = "run `wandb login`, check WANDB_BASE_URL and WANDB_API_KEY, or write a folder with WANDB_MODE=offline"
 
     def __init__(self, folder: RunFolder, project: str | None) -> None:
