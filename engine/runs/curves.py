@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from engine.base.codec import finite
 from engine.runs.foreign_record import metric_keys
 from engine.runs.metric_rules import renaming_of
-from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, format_metric
-from engine.runs.monitor import monitor_of
+from engine.runs.metrics import METRIC_PREFIX
 from engine.runs.series import (
     EPOCH,
     FINITE,
@@ -77,24 +76,6 @@ class Extremes(Figures):
 
     count: int = 0
     not_finite: int = 0
-
-
-@dataclass(frozen=True)
-class BestEpoch:
-    """The epoch with the best value of the `monitor` of a training, of the EMA weights if there are any, and its x
-    position."""
-
-    epoch: int
-    x: float
-    monitor: Metric
-    value: float
-    of_ema: bool
-
-    @property
-    def text(self) -> str:
-        """The value, with the name of another monitor than the accuracy."""
-        name = "best" if self.monitor is METRICS["best_val_accuracy"] else self.monitor.label
-        return f"{name} {format_metric(self.monitor, self.value)} @{self.epoch}"
 
 
 class Curves:
@@ -393,23 +374,14 @@ class Curves:
         positions = (self.over(name, "epoch").means.x for name in longest if name in self.keys)
         return any(bool((np.diff(x) == 0).any()) for x in positions)
 
-    def best(self, axis: XAxis) -> BestEpoch | None:
-        """Return the best epoch of a training, see `Metric.best_of`; None without a value of its monitor."""
-        axes = self._step_axes
-        if axes is None:
+    def end_of_epoch(self, epoch: float | None, axis: XAxis) -> float | None:
+        """Return the x position of the results of an epoch of a training; None if it has none."""
+        columns = self._columns("val_loss")
+        if epoch is None or not self.is_own or not columns.size:
             return None
-        monitor = monitor_of(axes.monitor, axes.monitor_mode)
-        scores, losses = self._columns(monitor.key), self._columns("best_val_loss")
-        values, best_of = (scores[LOW], np.nanmin) if monitor.better is Better.LOW else (scores[HIGH], np.nanmax)
-        if not np.isfinite(values).any():
-            return None
-        value = float(best_of(values))
-        equals = np.flatnonzero(values == value).tolist()
-        best = max(equals, key=lambda at: monitor.rank(value, finite(float(losses[LOW, at])), at))
-        column = scores[:, [best]]
         with self._lock:
-            x = float(self._positions(column, column[STEP_HIGH], axis)[0])
-        return BestEpoch(int(scores[EPOCH, best]), x, monitor, value, self.has("ema_val_accuracy"))
+            positions = self._positions(columns, columns[STEP_HIGH], axis)
+        return next(map(float, positions[columns[EPOCH] >= epoch]), None)
 
 
 _NO_METRIC = Blocks()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.base.codec import UNSET
+from engine.config.monitor import DEFAULT_MONITOR
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import JournalFollower
@@ -46,7 +47,7 @@ class JournalPoints:
     """
 
     def __init__(self) -> None:
-        self._axes = StepAxes(0)
+        self._axes, self._monitor = StepAxes(0), monitor_of(DEFAULT_MONITOR)
         self._step, self._trained_s = 0, 0.0
         """The latest step with an event, and its training time."""
         self._offset_s = 0.0
@@ -79,7 +80,7 @@ class JournalPoints:
 
     def _start_session(self, event: RunStarted, reading: Reading) -> None:
         first_step = event.from_step if isinstance(event, RunResumed) else 0
-        self._axes = StepAxes(event.steps_per_epoch, event.monitor, event.monitor_mode)
+        self._axes, self._monitor = StepAxes(event.steps_per_epoch), monitor_of(event.monitor, event.monitor_mode)
         self._offset_s, self._pause_start, self._step = self._trained_s - event.time, None, first_step
         if isinstance(event, RunResumed):
             reading.void_from(first_step + 1)
@@ -112,8 +113,8 @@ class JournalPoints:
         values = {key: value for key, value in values.items() if value is not None or key in results}
         values[EPOCH_LOSS] = values["train_loss"]
         values |= {own_metric(name).key: value for name, value in event.metrics.items()}
-        if (monitor := monitor_of(self._axes.monitor, self._axes.monitor_mode)).key not in METRICS:
-            values[monitor.key] = monitor.of_epoch(event)
+        if self._monitor.key not in METRICS:
+            values[self._monitor.key] = self._monitor.of_epoch(event)
         time = self._steps[-1].time + self._offset_s if self._steps else self._trained_s
         for name, value in values.items():
             if name not in STEP_METRICS:

@@ -30,10 +30,6 @@ class StepAxes:
     """Where the steps of a training are on its x axes. The times of its points are seconds of training."""
 
     steps_per_epoch: int
-    monitor: str = "accuracy"
-    """Metric of the validation that selects the best epoch."""
-    monitor_mode: str = "max"
-    """Whether its maximum (max) or its minimum (min) is best."""
 
     def positions(self, steps: NDArray[np.float64], axis: str) -> NDArray[np.float64]:
         """Return epochs or steps; steps where the axis is unknown."""

@@ -15,7 +15,9 @@ from engine.base.text import printable
 from engine.base.units import format_number, format_score
 from engine.report.charts import CHARTS, Chart, MeasuredOn, curve_labels
 from engine.runs.curves import X_AXES, Curves, XAxis
-from engine.runs.metrics import Better
+from engine.runs.metrics import METRICS, Better, format_metric
+from engine.runs.monitor import record_monitor
+from engine.runs.run_record import NO_RECORD, RunRecord
 from tui.charts.plot import Curve, PlotWindow
 from tui.terminal.palette import series_style
 
@@ -121,10 +123,16 @@ class ChartView:
         return replace(self, cursor=min(max(cursor, low), high))
 
 
-def curves_for(data: Curves, chart: Chart, axis: XAxis, latest: Mapping[str, float | None] = {}) -> list[Curve]:
-    """Return the curves of a chart of one run. A star marks the best value of the validation. `latest` has the values
-    that lists and log show, by metric."""
-    labels, (best, star_x, _) = curve_labels(chart), _best_of(data, chart, axis)
+def curves_for(
+    data: Curves,
+    chart: Chart,
+    axis: XAxis,
+    record: RunRecord = NO_RECORD,
+    latest: Mapping[str, float | None] = {},
+) -> list[Curve]:
+    """Return the curves of a chart of one run. A star marks the best value of the validation, of a training that of the
+    best epoch of its `record`. `latest` has the values that lists and log show, by metric."""
+    labels, (best, star_x, _) = curve_labels(chart), _best_of(data, chart, axis, record)
     curves = list[Curve]()
     for index, (name, source) in enumerate(chart.metrics.items()):
         is_dashed = source in DASHED or (source is MeasuredOn.ONLY and len(chart.metrics) > 1)
@@ -135,19 +143,22 @@ def curves_for(data: Curves, chart: Chart, axis: XAxis, latest: Mapping[str, flo
     return curves
 
 
-def best_note(data: Curves, chart: Chart) -> str:
+def best_note(data: Curves, chart: Chart, record: RunRecord = NO_RECORD) -> str:
     """Return the best value of the validation, of a chart that has one."""
-    return _best_of(data, chart, "step")[2]
+    return _best_of(data, chart, "step", record)[2]
 
 
-def _best_of(data: Curves, chart: Chart, axis: XAxis) -> tuple[str, float | None, str]:
+def _best_of(data: Curves, chart: Chart, axis: XAxis, record: RunRecord) -> tuple[str, float | None, str]:
     """Return the metric of a chart whose best value is starred, the x position of the star, and a note on the value: of
     a training, those of its best epoch."""
     name = next((name for name, source in chart.metrics.items() if source is MeasuredOn.VALIDATION), "")
     points, is_marked = data.over(name, axis).points, chart.marked is not Better.NEITHER
-    if data.is_own and name and (best := data.best(axis)) is not None:
-        note = f"★ {printable(best.text)}" if is_marked else ""
-        return f"ema_{name}" if best.of_ema else name, best.x, note
+    epoch, value = record.values.get("best_epoch"), record.values.get("best")
+    if name and value is not None and (x := data.end_of_epoch(epoch, axis)) is not None:
+        monitor = record_monitor(record)
+        label = "best" if monitor is METRICS["best_val_accuracy"] else printable(monitor.label)
+        note = f"★ {label} {format_metric(monitor, value)} @{epoch:.0f}" if is_marked else ""
+        return f"ema_{name}" if data.has("ema_val_accuracy") else name, x, note
     if data.is_own or not is_marked or not np.isfinite(points.y).any():
         return "", None, ""
     index = int((np.nanargmin if chart.marked is Better.LOW else np.nanargmax)(points.y))

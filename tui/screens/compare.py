@@ -17,7 +17,7 @@ from engine.base.text import pluralize, printable
 from engine.base.units import UNKNOWN
 from engine.jobs.command.metric_files import CommandMetrics
 from engine.report.charts import Chart, Place, charts_of, charts_without_accuracy, compared_charts, metric_chart
-from engine.runs.curves import NO_BLOCKS, X_AXES, Curves, XAxis, default_axis
+from engine.runs.curves import NO_BLOCKS, X_AXES, XAxis, default_axis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import format_metric, metric_of_key
@@ -91,9 +91,10 @@ MAX_RAW_CURVES = 2
 class CompareData:
     """The curves of the compared runs, None before they are read: an extent of charts."""
 
-    def __init__(self, runs: Sequence[Curves | None] = ()) -> None:
-        self.runs = tuple(runs)
-        self.known = [run for run in runs if run is not None]
+    def __init__(self, runs: Sequence[ReadRun] = ()) -> None:
+        self.runs = tuple(run.curves for run in runs)
+        self.known = [run for run in self.runs if run is not None]
+        self._best_epochs = [run.described and run.described.record.values.get("best_epoch") for run in runs]
 
     def last_x(self, axis: XAxis) -> float:
         """Return the x position of the latest step of all runs; 1 before the first step."""
@@ -108,8 +109,8 @@ class CompareData:
         """Return the curve of a run, with its letter."""
         run = self.runs[index]
         blocks = NO_BLOCKS if run is None else run.over(run.name_of(chart_id), axis)
-        best = None if run is None or chart_id != "best_val_accuracy" else run.best(axis)
-        star_x = None if best is None else best.x
+        is_starred = chart_id == "best_val_accuracy"
+        star_x = None if run is None or not is_starred else run.end_of_epoch(self._best_epochs[index], axis)
         return Curve("", blocks, series_style(letter + 1), star_x=star_x, mark=run_letter(letter))
 
 
@@ -160,7 +161,7 @@ class CompareScreen(ChartScreen):
         interval = self.gputrain_app.intervals.charts_s if poller.caught_up else READING_DRAW_SECONDS
         self._next_draw_time, self._shown = time.monotonic() + interval, (poller.version, poller.caught_up)
         self._runs, comparison = poller.runs, poller.comparison
-        self.data = CompareData([run.curves for run in self._runs])
+        self.data = CompareData(self._runs)
         if comparison is not None:
             groups = comparison.columns(grouped=False)
             baseline = None if self._baseline is None else groups[self._baseline]

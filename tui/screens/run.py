@@ -27,6 +27,7 @@ from engine.report.charts import Chart, Kind, Place, charts_of, kind_of, run_cha
 from engine.runs.curves import Curves
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import NO_METRICS, metric_of_key
+from engine.runs.run_record import NO_RECORD
 from engine.runs.run_row import RunRow, read_row
 from engine.watch import text_log
 from engine.watch.activity import Activity
@@ -244,11 +245,13 @@ class RunScreen(ChartScreen, RunKeysScreen):
     def draw_chart(self, chart: ChartPanel) -> None:
         data, view, chart_id = self.chart_data, self.view, str(chart.id)
         row, window = view.charts[chart_id], view.window(data, chart_id)
-        values = {} if self.snapshot is None else self.snapshot.row.record.values
+        record = NO_RECORD if self.snapshot is None else self.snapshot.row.record
         # The loss of a step is not yet that of its epoch.
-        shown = {key: values.get(key) for key in row.metrics if not self.is_live or metric_of_key(key).is_of_step}
-        curves = curves_for(data, row, view.axis, shown)
-        chart.draw(curves, window, self.chart_note(chart_id), view.cursor, best_note(data, row))
+        shown = {
+            key: record.values.get(key) for key in row.metrics if not self.is_live or metric_of_key(key).is_of_step
+        }
+        curves = curves_for(data, row, view.axis, record, shown)
+        chart.draw(curves, window, self.chart_note(chart_id), view.cursor, best_note(data, row, record))
 
     def chart_note(self, chart_id: str) -> str:
         return "  ".join([*self.view.settings(chart_id), *data_notes(self.chart_data, self.view.charts[chart_id])])

@@ -30,7 +30,6 @@ from engine.runs.journal import (
     to_line,
 )
 from support.replace import replace
-from support.runs.curves import curves_of
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 
 
@@ -194,8 +193,6 @@ def test_best_epoch_is_that_of_lower_loss_then_later_one_of_equal_accuracies(
     record = history_from_events([make_run_started(), *events]).record()
     assert record.values.get("best_epoch") == best
     assert (record.values.get("best_val_accuracy"), record.values.get("best_epoch_val_loss")) == epochs[best - 1]
-    found = curves_of(make_run_started(), *events).best("epoch")
-    assert found is not None and found.epoch == best
 
 
 def append(journal: Path, *events: Event) -> None:

@@ -74,27 +74,18 @@ def test_epochs_have_all_their_metrics_and_own_ones_once_they_are_known() -> Non
     assert not curves.has("ema_val_accuracy") and not curves.has("train_loss")
 
 
-def test_best_epoch_is_that_of_the_ema_weights() -> None:
-    plain = curves_of(make_run_started(), make_epoch(1, 0.5), make_epoch(2, 0.75), make_epoch(3, 0.7)).best("epoch")
-    assert plain is not None and (plain.epoch, plain.x, plain.of_ema) == (2, 2.0, False)
+def test_best_values_are_those_of_the_ema_weights() -> None:
     epochs = [make_epoch(1, 0.75), replace(make_epoch(2, 0.5), ema_val_accuracy=0.875, ema_val_loss=0.25)]
     curves = curves_of(make_run_started(), *epochs)
     assert curves.over("best_val_accuracy", "step").points.y.tolist() == [0.75, 0.875]
     assert curves.over("best_val_loss", "step").points.y.tolist() == [1.1, 0.25]
     assert curves.over("val_loss", "step").points.y.tolist() == [1.1, 0.55]
-    best = curves.best("step")
-    assert best is not None and (best.epoch, best.x, best.value, best.of_ema) == (2, 20.0, 0.875, True)
-    assert best.text == "best 0.8750 @2"
 
 
-def test_best_epoch_is_that_of_the_monitor_and_of_the_ema_weights() -> None:
-    started = replace(make_run_started(), monitor="rmse", monitor_mode="min")
-    epochs = [
-        replace(make_epoch(number, 0.9), metrics={"rmse": 3.0 - number}, ema_val_loss=1.0, ema_metrics={"rmse": ema})
-        for number, ema in ((1, 0.5), (2, 0.25), (3, 0.5))
-    ]
-    best = curves_of(started, *epochs).best("epoch")
-    assert best is not None and (best.epoch, best.text) == (2, "best rmse 0.2500 @2")
+def test_epoch_ends_at_its_results_on_each_axis() -> None:
+    curves = curves_of(make_run_started(0.0), make_step(20, 2, 7200.0), make_epoch(1), make_epoch(2))
+    assert [curves.end_of_epoch(2, axis) for axis in curves.axes] == [2, 20, 2]
+    assert curves.end_of_epoch(3, "step") is None and curves.end_of_epoch(None, "step") is None
 
 
 def test_reader_follows_a_journal_and_starts_over_when_it_is_replaced(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from engine.report.charts import compared_charts, run_charts
 from engine.runs.curves import Curves, XAxis
-from engine.runs.events import StepEvent
+from engine.runs.events import Event, StepEvent
+from engine.runs.history import history_from_events
 from engine.runs.journal_source import JournalPoints
+from engine.runs.run_record import NO_RECORD, RunRecord
 from support.replace import replace
 from support.runs.curves import curves_of
 from support.runs.event_factories import make_epoch, make_run_started, make_step
@@ -17,15 +19,15 @@ def steps(last: int, losses: list[float]) -> StepEvent:
     return replace(make_step(last), losses=losses)
 
 
-def drawn(data: Curves, chart_id: str, axis: XAxis = "epoch") -> list[Curve]:
-    return curves_for(data, {chart.id: chart for chart in run_charts(data)}[chart_id], axis)
+def drawn(data: Curves, chart_id: str, axis: XAxis = "epoch", record: RunRecord = NO_RECORD) -> list[Curve]:
+    return curves_for(data, {chart.id: chart for chart in run_charts(data)}[chart_id], axis, record)
 
 
 def test_ema_accuracy_is_a_curve_of_its_own() -> None:
     plain = curves_of(make_run_started(), make_epoch(1, 0.5))
     assert [curve.label for curve in drawn(plain, "accuracy")] == ["train", "val"]
-    averaged = curves_of(make_run_started(), replace(make_epoch(1, 0.5), ema_val_accuracy=0.75, ema_val_loss=0.5))
-    *_, ema = drawn(averaged, "accuracy")
+    events = [make_run_started(), replace(make_epoch(1, 0.5), ema_val_accuracy=0.75, ema_val_loss=0.5)]
+    *_, ema = drawn(curves_of(*events), "accuracy", record=history_from_events(events).record())
     assert (ema.label, ema.series.y.tolist(), ema.star_x) == ("ema", [0.75], 1.0)
 
 
@@ -58,11 +60,21 @@ def test_view_cursor_stays_in_window_and_reads_nearest_point() -> None:
 
 
 def test_curves_star_the_best_epoch() -> None:
-    data = curves_of(make_run_started(), make_epoch(1, 0.5), make_epoch(2, 0.75), make_epoch(3, 0.7))
-    assert best_note(data, run_charts(data)[1]) == "★ best 0.7500 @2"
-    assert [curve.star_x for curve in drawn(data, "accuracy")] == [None, 2.0]
-    assert [curve.star_x for curve in drawn(data, "loss")] == [None, 2.0]
-    assert best_note(data, run_charts(data)[0]) == ""
+    events = [make_run_started(), make_epoch(1, 0.5), make_epoch(2, 0.75), make_epoch(3, 0.7)]
+    data, record = curves_of(*events), history_from_events(events).record()
+    assert best_note(data, run_charts(data)[1], record) == "★ best 0.7500 @2"
+    assert [curve.star_x for curve in drawn(data, "accuracy", record=record)] == [None, 2.0]
+    assert [curve.star_x for curve in drawn(data, "loss", record=record)] == [None, 2.0]
+    assert best_note(data, run_charts(data)[0], record) == ""
+
+
+def test_note_names_another_monitor_than_the_accuracy() -> None:
+    events: list[Event] = [replace(make_run_started(), monitor="rmse", monitor_mode="min")]
+    for number, ema in ((1, 0.5), (2, 0.25), (3, 0.5)):
+        epoch = replace(make_epoch(number, 0.9), metrics={"rmse": 3.0 - number}, ema_val_loss=1.0)
+        events.append(replace(epoch, ema_metrics={"rmse": ema}))
+    data, record = curves_of(*events), history_from_events(events).record()
+    assert best_note(data, run_charts(data)[1], record) == "★ best rmse 0.2500 @2"
 
 
 def test_own_metrics_between_0_and_1_are_curves_of_the_accuracy_chart() -> None:
