@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,15 +168,16 @@ class JsonFile:
         if len(data) > MAX_FILE_BYTES:
             self._problem = f"{path.name} has more than {format_bytes(MAX_FILE_BYTES)}, which are not read"
             return
-        found: Any = parse_json(data) or parse_json_values(data.decode(errors="replace"))
         before = len(reading.points)
-        if self._series:
-            match = SERIES_FILE.fullmatch(path.name)
-            is_row = match is not None and isinstance(found, dict)
-            rows = iter([{"epoch": float(match[2]), **flat_numbers(found)}] if match and is_row else [])
-        else:
-            rows = rows_of(found, path.stem)
-        for number, row in enumerate(rows):
+        for number, row in enumerate(self._rows(path, data, reading)):
             reading.points.extend(row_points(row, Columns.find(row, self._choice.x), number, self._names, self._choice))
-        if len(reading.points) == before:
+        if len(reading.points) == before and not reading.parameters:
             self._problem = f"{path.name} is damaged or incomplete"
+
+    def _rows(self, path: Path, data: bytes, reading: Reading) -> Iterable[dict[str, float]]:
+        """Return the rows of a file."""
+        found: Any = parse_json(data) or parse_json_values(data.decode(errors="replace"))
+        if not self._series:
+            return rows_of(found, path.stem)
+        match = SERIES_FILE.fullmatch(path.name)
+        return [{"epoch": float(match[2]), **flat_numbers(found)}] if match and isinstance(found, dict) else []

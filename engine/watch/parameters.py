@@ -1,8 +1,8 @@
 """Read the parameters of a foreign run: what its trainer was configured with, flattened to dotted keys.
 
 The files are those of Hydra, Lightning (`hparams.yaml`), timm and ultralytics (`args.yaml`), W&B (`config.yaml` with
-a `value` per key) and Hugging Face (`trainer_state.json`). The readers of formats that hold parameters themselves
-(TensorBoard, W&B, trackio, MLflow) flatten them here, too.
+a `value` per key). The readers of formats that hold parameters themselves (TensorBoard, W&B, trackio, MLflow, Hugging
+Face) flatten them here, too.
 
 YAML is never constructed, only composed to nodes: `hparams.yaml` has tags of Python objects, whose text is all that is
 read.
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from engine.base.files import read_bytes
 from engine.base.text import printable
 from engine.watch.reading import Listing, Scalar, list_folder
-from engine.watch.trainer_state import newest_state, read_state_scalars
 
 if TYPE_CHECKING:
     import yaml
@@ -43,7 +42,7 @@ def read_parameters(folder: Path) -> Parameters:
     # One listing takes less time than trying to open each file.
     listing = list_folder(folder)
     found: Parameters = {}
-    for parameters in (*(_read_yaml_parameters(listing, name) for name in YAML_FILES), _read_state_parameters(listing)):
+    for parameters in (_read_yaml_parameters(listing, name) for name in YAML_FILES):
         found |= {key: value for key, value in parameters.items() if key not in found}
     return dict(islice(found.items(), MAX_PARAMETERS))
 
@@ -156,12 +155,3 @@ def without_wandb_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 WRITER_KEYS = frozenset({"_wandb", "wandb_version", "_Username", "_Created", "_Group"})
-
-
-def _read_state_parameters(listing: Listing) -> Parameters:
-    """Return the scalars of Hugging Face's `trainer_state.json`, such as `max_steps` and `train_batch_size`."""
-    path, _ = newest_state(listing)
-    try:
-        return flatten(read_state_scalars(path)) if path is not None else {}
-    except OSError:
-        return {}

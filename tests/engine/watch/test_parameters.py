@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
@@ -48,13 +47,6 @@ def test_read_parameters_unwraps_config_of_wandb(tmp_path: Path) -> None:
     assert read_parameters(tmp_path) == {"lr": 0.1, "model.name": "tiny"}
 
 
-@pytest.mark.parametrize("history", [[], [{"step": 1, "sizes": [1, 2], "x": '], "y'}], [{"step": 1}] * 200_000])
-def test_read_parameters_takes_scalars_around_history_of_any_length(tmp_path: Path, history: list[object]) -> None:
-    state = {"epoch": 2.0, "log_history": history, "max_steps": 100, "stateful_callbacks": {"a": [[1], {"b": [2]}]}}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(state, indent=2))
-    assert read_parameters(tmp_path) == {"epoch": 2.0, "max_steps": 100}
-
-
 def test_read_parameters_runs_no_python_tag(tmp_path: Path) -> None:
     planted = tmp_path / "planted"
     (tmp_path / "hparams.yaml").write_text(PYTHON_TAGS.format(planted=planted))
@@ -79,7 +71,6 @@ def test_read_parameters_passes_over_odd_yaml(tmp_path: Path, content: bytes) ->
 
 def test_read_parameters_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
-    os.mkfifo(tmp_path / "trainer_state.json")
     (tmp_path / "args.yaml").symlink_to(RECORDINGS / "lightning/csv/hparams.yaml")
     (tmp_path / ".hydra").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
