@@ -59,15 +59,16 @@ def export(
     preprocess.py, which reads images for it without gputrain; model.json with classes and origin; and a model card. The
     written file is run on validation images and compared with `gputrain predict`.
     """
-    from engine.train.inference.export import ExportOptions, export_model
+    from engine.train.inference.export import export_model
     from engine.train.inference.export_program import require_libraries
     from engine.train.inference.trained_model import read_trained_checkpoint
 
     require_libraries(file_format)
-    options = ExportOptions(file_format, force, tuple(changes or ()), images)
     target = folder.export if output is None else expand_user(output)
     trained = read_trained_checkpoint(folder, model.checkpoint, raw=not model.ema, code_trust=model.trust)
-    paths, proof = export_model(trained, folder, target, options)
+    paths, proof = export_model(
+        trained, folder, target, file_format, force=force, overrides=changes or (), max_images=images
+    )
     if as_json:
         print_json(
             {

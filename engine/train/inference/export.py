@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,45 +46,42 @@ from engine.train.loop.tasks.table import build_task
 DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE = "model.json", "preprocess.py", "README.md"
 
 
-@dataclass(frozen=True)
-class ExportOptions:
-    """What `gputrain export` was asked for.
-
-    Without `force`, only files of an earlier export of the same run are replaced. `overrides` are
-    `data.key=value`: the validation images that the file is checked with, at most `max_images`.
-    """
-
-    file_format: ExportFormat = "safetensors"
-    force: bool = False
-    overrides: Sequence[str] = ()
-    max_images: int = DEFAULT_IMAGES
-
-
 def export_model(
-    checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, options: ExportOptions | None = None
+    checkpoint: TrainedCheckpoint,
+    run: RunFolder,
+    folder: Path,
+    file_format: ExportFormat = "safetensors",
+    *,
+    force: bool = False,
+    overrides: Sequence[str] = (),
+    max_images: int = DEFAULT_IMAGES,
 ) -> tuple[list[Path], Proof]:
     """Write the model, preprocess.py, model.json and README.md to `folder`, and check the model. Return the paths of
     the files, the model first, and how it agrees with `gputrain predict`.
+
+    Without `force`, only files of an earlier export of the same run are replaced. `overrides` are `data.key=value`: the
+    validation images that the file is checked with, at most `max_images`.
 
     The files are written and checked in a temporary folder, and then replace earlier ones, each atomically. Raises
     UsageError if the model cannot be exported in this format, if `folder` contains other files of these names, or if it
     cannot be written to.
     """
-    options = options or ExportOptions()
     check_takes_images(checkpoint)
-    proof_config(checkpoint, options.overrides)
-    file_name = MODEL_FILES[options.file_format]
+    proof_config(checkpoint, overrides)
+    file_name = MODEL_FILES[file_format]
     history = run.history()
     task = build_task(checkpoint.config, checkpoint.classes, torch.device("cpu"), state=checkpoint.task_state)
     description = describe_model(checkpoint, run, history, task)
     try:
-        files = _kept_files(folder, description, file_name, force=options.force)
+        files = _kept_files(folder, description, file_name, force=force)
         # Building the model checks that the weights match it before anything is written.
         trained = build_trained_model(checkpoint, "cpu")
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".export.", dir=folder, ignore_cleanup_errors=True) as created:
             staging = Path(created)
-            proof, files[file_name] = _write_files(trained, staging, description, options)
+            _write_files(trained, staging, description, file_format)
+            proof = prove_export(trained, staging, file_name, overrides, max_images)
+            files[file_name] = _describe_file(staging / file_name, file_format, description, proof)
             description = replace(description, files=files)
             card = model_card(checkpoint, description, proof, file_name, task)
             replace_file(staging / CARD_FILE, lambda file: file.write(card.encode()), durable=True)
@@ -104,20 +100,22 @@ def export_model(
 
 
 def _write_files(
-    trained: TrainedModel, staging: Path, description: ModelDescription, options: ExportOptions
-) -> tuple[Proof, ExportedFile]:
-    """Write the model and preprocess.py, check them, and return the proof and the description of the model's file."""
-    file_name = MODEL_FILES[options.file_format]
-    write_model_file(trained, options.file_format, staging / file_name, description)
+    trained: TrainedModel, staging: Path, description: ModelDescription, file_format: ExportFormat
+) -> None:
+    """Write the model, preprocess.py and a first model.json, to check them."""
+    write_model_file(trained, file_format, staging / MODEL_FILES[file_format], description)
     script = preprocess_script(trained.checkpoint.image_format)
     replace_file(staging / SCRIPT_FILE, lambda file: file.write(script.encode()), durable=True)
     write_record(staging / DESCRIPTION_FILE, description)
-    proof = prove_export(trained, staging, file_name, options.overrides, options.max_images)
-    with (staging / file_name).open("rb") as file:
+
+
+def _describe_file(path: Path, file_format: ExportFormat, description: ModelDescription, proof: Proof) -> ExportedFile:
+    """Return what model.json says about a file of the model."""
+    with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    image, is_program = description.image, options.file_format != "safetensors"
-    exported = ExportedFile(
-        format=options.file_format,
+    image, is_program = description.image, file_format != "safetensors"
+    return ExportedFile(
+        format=file_format,
         input=TensorDescription(
             name=INPUT_NAME,
             dtype="uint8" if is_program else "float32",
@@ -131,7 +129,6 @@ def _write_files(
         sha256=digest,
         proof=proof.to_record(),
     )
-    return proof, exported
 
 
 def _kept_files(folder: Path, description: ModelDescription, file_name: str, *, force: bool) -> dict[str, ExportedFile]:

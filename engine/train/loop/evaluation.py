@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,14 +35,6 @@ from engine.train.models.tta import augmented_logits
 MAX_THREADS = 8  # that decode test images
 
 
-class HeldOutImages(NamedTuple):
-    """Images that a model is evaluated on: their part, their number over all ranks, and the batches of this rank."""
-
-    part: Part
-    num_images: int
-    batches: DeviceLoader
-
-
 @torch.no_grad()
 def evaluate(trainer: Trainer) -> tuple[Evaluation, Evaluation | None] | None:
     """Evaluate the model, and the EMA weights if there are any, on every validation image exactly once.
@@ -55,17 +46,22 @@ def evaluate(trainer: Trainer) -> tuple[Evaluation, Evaluation | None] | None:
     if model.ema is not None:
         model.ema.copy_buffers(model.network)
         networks.append((model.ema.network, torch.float32))
-    evaluations = evaluate_networks(trainer, networks, HeldOutImages("val", data.sampler.val_images, data.batches))
+    evaluations = evaluate_networks(trainer, networks, "val", data.sampler.val_images, data.batches)
     return None if evaluations is None else (evaluations[0], evaluations[1] if model.ema is not None else None)
 
 
 @torch.no_grad()
 def evaluate_networks(
-    trainer: Trainer, networks: Sequence[tuple[nn.Module, torch.dtype]], images: HeldOutImages
+    trainer: Trainer,
+    networks: Sequence[tuple[nn.Module, torch.dtype]],
+    part: Part,
+    num_images: int,
+    batches: DeviceLoader,
 ) -> list[Evaluation] | None:
-    """Evaluate networks, each with the type of its input, on every one of the images exactly once.
+    """Evaluate networks, each with the type of its input, on every image of a part exactly once.
 
-    Return None if all ranks agreed to stop. Raises NonFiniteLossError on all ranks. A collective.
+    `num_images` is their number over all ranks, and `batches` are those of this rank. Return None if all ranks agreed
+    to stop. Raises NonFiniteLossError on all ranks. A collective.
     """
     model, data, log, control = trainer.model, trainer.data, trainer.log, trainer.control
     networks = [(evaluation_model(network, model.parallel), dtype) for network, dtype in networks]
@@ -74,12 +70,12 @@ def evaluate_networks(
     accumulators = [task.accumulator(keeps_outputs=bool(own)) for _ in networks]
 
     # Ranks may differ by one batch, and can only agree to stop at a batch that all of them have.
-    common_batches = images.num_images // data.sampler.world_size // data.sampler.batch_size
-    for index, _ in enumerate(data.sampler.evaluation_requests(images.part, images.num_images)):
+    common_batches = num_images // data.sampler.world_size // data.sampler.batch_size
+    for index, _ in enumerate(data.sampler.evaluation_requests(part, num_images)):
         if index < common_batches and control.handle_requests():
             return None
         log.enter_phase(Phase.DATA)
-        batch = data.next_batch(images.batches)
+        batch = data.next_batch(batches)
         if batch.unread:
             log.count_unread(batch.unread, accumulators[0].totals)
         log.enter_phase(Phase.EVALUATION)
@@ -94,13 +90,13 @@ def evaluate_networks(
     log.enter_phase(Phase.REDUCE_METRICS)
     evaluations = [accumulator.all_reduce() for accumulator in accumulators]
     mean_loss = evaluations[0].metrics.loss
-    if not math.isfinite(mean_loss) and images.part == "val":
+    if not math.isfinite(mean_loss) and part == "val":
         reason = f"the validation loss of epoch {data.position.epoch} is {mean_loss}"
         raise NonFiniteLossError(f"{reason}; lower optim.lr")
     gathered: list[Outputs | None] = [None] * len(accumulators)
     if own or task.keeps_outputs:
         gathered = [gather_outputs(each.outputs, task, trainer.cpu_group) for each in accumulators]
-    selects = images.part == "val"
+    selects = part == "val"
     return [
         own.add_to(each, outputs, log.warn, selects=selects)
         for each, outputs in zip(evaluations, gathered, strict=True)
@@ -131,10 +127,10 @@ def evaluate_test(trainer: Trainer) -> bool:
     if not epoch.item():
         return True
     broadcast_tensors([*network.parameters(), *network.buffers()])
-    images = HeldOutImages("test", count, _load_test_images(trainer, count))
+    batches = _load_test_images(trainer, count)
     trainer.emit_phase("testing")
     dtype = torch.float32 if model.ema else model.input_dtype
-    evaluations = evaluate_networks(trainer, [(network.eval(), dtype)], images)
+    evaluations = evaluate_networks(trainer, [(network.eval(), dtype)], "test", count, batches)
     if evaluations is None:
         return False
     metrics, scores = evaluations[0].metrics, evaluations[0].scores()

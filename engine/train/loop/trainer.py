@@ -79,7 +79,7 @@ class Trainer:
         self.data, self.model, self.log, self.own_metrics, self.cpu_group = data, model, log, own_metrics, cpu_group
         self.control = Control(job, data, model, log, cpu_group)
         self.rank_devices = rank_devices
-        self.warmup = Warmup(data, model, log, cpu_group).run()
+        self.flops_by_size, self.peak_tflops = Warmup(data, model, log, cpu_group).run()
         self._evaluation_sink = Sink(
             "evaluation.json",
             # Only rank 0 writes it.
@@ -150,7 +150,7 @@ class Trainer:
                 skipped_steps=log.skipped.total + round(sum(log.unreported()[1])),
                 skipped_images=train.unread + evaluation.metrics.unread,
                 train_size=train_size,
-                flops=self.warmup.flops_by_size[train_size],
+                flops=self.flops_by_size[train_size],
                 data_wait=data_wait_share(self._timings),
                 rank_timings=self._timings,
                 val_loss=val.loss,
@@ -251,8 +251,8 @@ class Trainer:
             cores=self.job.plan.threads_per_rank,
             train_size=data.image_format.size,
             input=", ".join(filter(None, (data.image_format.describe(), self.job.input_source))),
-            flops=self.warmup.flops_by_size[data.image_format.size],
-            peak_tflops=self.warmup.peak_tflops,
+            flops=self.flops_by_size[data.image_format.size],
+            peak_tflops=self.peak_tflops,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -35,19 +34,6 @@ MAX_FLOPS_BATCH_SIZE = 2
 COMPILE_WARMUP_STEPS = 3
 
 
-@dataclass(frozen=True)
-class WarmupResult:
-    """Floating-point operations of the model, and the peak of its GPUs.
-
-    `flops_by_size` maps each size of the training images to the operations of a forward and backward pass of one image,
-    on rank 0; `peak_tflops` is the peak of all GPUs of the run together. Both are UNSET on the CPU, the operations also
-    on other ranks, and the peak also for a GPU that `engine.gpus.peak_flops` does not list.
-    """
-
-    flops_by_size: dict[int, float | UnsetType]
-    peak_tflops: float | UnsetType
-
-
 class Warmup:
     """The warmup of one rank. `cpu_group` is a process group for tensors in host memory."""
 
@@ -55,8 +41,12 @@ class Warmup:
         self._data, self._model, self._log, self._cpu_group = data, model, log, cpu_group
         self._config, self._device, self._images = model.config, model.device, data.image_format
 
-    def run(self) -> WarmupResult:
+    def run(self) -> tuple[dict[int, float | UnsetType], float | UnsetType]:
         """Run forward and backward passes, compile the model if configured, and restore the model's state.
+
+        Return the floating-point operations of a forward and backward pass of one image by the size of the training
+        images, on rank 0, and the peak TFLOPS of all GPUs of the run together. Both are UNSET on the CPU, the
+        operations also on other ranks, and the peak also for a GPU that `engine.gpus.peak_flops` does not list.
 
         DDP rebuilds its gradient buckets after the first backward pass, which changes the order of summation: without
         warmup, the first step of a resumed run would differ from that of an uninterrupted run. Raises UsageError if the
@@ -80,7 +70,7 @@ class Warmup:
         set_rng_state(rng_before, self._device)
         return result
 
-    def _measure(self) -> WarmupResult:
+    def _measure(self) -> tuple[dict[int, float | UnsetType], float | UnsetType]:
         """Check that the model can train on a small batch, and count its operations on rank 0.
 
         Raises UsageError. A collective.
@@ -96,7 +86,7 @@ class Warmup:
                 if self._data.sampler.rank == 0 or is_user_code(self._config.model.name):
                     flops = {size: self.count_flops(size) for size in sizes}
                 peak = self._total_peak_tflops()
-        return WarmupResult(flops, peak)
+        return flops, peak
 
     def _first_step(self, batch_size: int) -> None:
         """Raise UsageError if the model cannot train on a batch of this size."""

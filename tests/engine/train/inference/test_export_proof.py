@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from engine.base.codec import decode, encode
 from engine.runs.folder import RunFolder
 from engine.train.inference import export_proof
-from engine.train.inference.export import ExportOptions, export_model
+from engine.train.inference.export import export_model
 from engine.train.inference.export_proof import prove_export
 from engine.train.inference.model_json import StoredProof
 from engine.train.inference.trained_model import (
@@ -44,7 +44,7 @@ def exports(short_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("exports")
     run = RunFolder(short_run.path)
     for file_format in ("safetensors", "torch-export", "onnx"):
-        _, proof = export_model(read_trained_checkpoint(run), run, folder, ExportOptions(file_format, max_images=64))
+        _, proof = export_model(read_trained_checkpoint(run), run, folder, file_format, max_images=64)
         assert (proof.passed, proof.images, proof.same_class) == (True, 64, 64)
         assert proof.max_difference < 1e-5
     return folder
@@ -135,7 +135,7 @@ def test_proof_ignores_a_change_between_classes_that_are_almost_equally_likely(t
     checkpoint = read_trained_checkpoint(run)
     weights = {name: torch.zeros_like(value) for name, value in checkpoint.weights.items()}
     trained = build_trained_model(type(checkpoint)(**vars(checkpoint) | {"weights": weights}), "cpu")
-    export_model(trained.checkpoint, run, tmp_path / "out", ExportOptions(max_images=8))
+    export_model(trained.checkpoint, run, tmp_path / "out", max_images=8)
     file = tmp_path / "out" / "model.safetensors"
     stored = load_file(file)
     stored[next(name for name in stored if name.endswith("bias"))][3] = 1e-5

@@ -80,9 +80,9 @@ def test_each_augmentation_trains_deterministically_on_gpu(recipe: tuple[str, ..
 
 def test_warmup_counts_operations_on_rank_0_only() -> None:
     with single_rank_trainer("model.name=linear", on_gpu=True) as trainer:
-        assert trainer.warmup.flops_by_size[8] > 0
+        assert trainer.flops_by_size[8] > 0
         trainer.data.sampler = replace(trainer.data.sampler, rank=1)
-        assert set(warmup_of(trainer).run().flops_by_size.values()) == {UNSET}
+        assert set(warmup_of(trainer).run()[0].values()) == {UNSET}
 
 
 @pytest.mark.parametrize("images", [GRAY, COLOR], ids=["gray", "color"])
