@@ -15,7 +15,7 @@ from engine.base.text import pluralize, printable
 from engine.base.units import format_lr, format_score
 from engine.runs.event_lines import describe_devices, event_line
 from engine.runs.events import ControlEvent, Event, RunStarted
-from engine.train.optim.lr_range import LossCurve, LrRange
+from engine.train.optim.lr_range import MAX_STEPS, MIN_STEPS, LossCurve, LrRange
 from tui.cli.command import command
 from tui.cli.config_arguments import (
     ConfigArguments,
@@ -45,7 +45,12 @@ def lr_find(
     arguments: ConfigArguments = None,
     low: Annotated[float, typer.Option("--from", metavar="LR", help="First learning rate.")] = 1e-6,
     high: Annotated[float, typer.Option("--to", metavar="LR", help="Last learning rate.")] = 10.0,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Learning rates to test, one per step.")] = 100,
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--steps", metavar="N", min=MIN_STEPS, max=MAX_STEPS, help="Learning rates to test, one per step."
+        ),
+    ] = 100,
     write: Annotated[bool, typer.Option("--set", help="Write the suggestion to optim.lr in the CONFIG file.")] = False,
     flags: FlagOverrides,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: events, losses, result.")] = False,
