@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import yaml
 from pydantic import Field, Strict
 
 from engine.base.errors import UsageError
-from engine.base.files import config_folder, own_folder_advice, read_bytes, settings_file, user_path_problem
+from engine.base.files import config_folder, own_folder_advice, settings_file, user_path_problem
 from engine.config.section import PackageNames, Section
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
+from engine.config.yaml_io import read_yaml
 
 CONTENT = (
     "run: {code_packages: [PACKAGE, ...]}, limits: {gpus: N, runs: N, hours: H}, reservations: /FOLDER, "
@@ -73,23 +72,15 @@ def read_settings() -> UserSettings:
         path.lstat()
     except OSError:
         return UserSettings()
-    try:
-        # It may be a link, as programs that manage dotfiles make it.
-        text = read_bytes(path.resolve(), MAX_CONFIG_BYTES).decode()
-    except FileNotFoundError:
-        return UserSettings()
-    except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror or error}", code="not-readable") from error
-    except UnicodeDecodeError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error}", code="wrong-format") from error
+    # It may be a link, as programs that manage dotfiles make it.
+    content, _ = read_yaml(path.resolve(), str(path))
     if (problem := user_path_problem(config_folder(), path.name)) is not None:
         reason = f"is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"
         raise UsageError.one(str(path), reason, code="foreign-writable")
+    if isinstance(content, dict):
+        content = {key: value for key, value in content.items() if value is not None}
     try:
-        content = parse_yaml(text) or {}
-        if isinstance(content, dict):
-            content = {key: value for key, value in content.items() if value is not None}
-        return UserSettings.model_validate(content)
-    except (yaml.YAMLError, ValueError) as error:
+        return UserSettings.model_validate(content or {})
+    except ValueError as error:
         reason = f"is not valid: it may hold {CONTENT}"
         raise UsageError.one(str(path), reason, code="wrong-format") from error

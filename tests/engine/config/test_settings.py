@@ -47,12 +47,17 @@ def test_settings_allow_packages_in_all_runs(settings: Path) -> None:
         "run: {code_packages: {}}",
         "reservations: relative/folder",
         "hosts: lab1",
-        "{",
     ],
 )
 def test_settings_refuse_other_content(settings: Path, text: str) -> None:
     write(settings, text)
     with raises_problem("wrong-format", str(settings), "run: {code_packages"):
+        read_settings()
+
+
+def test_settings_name_line_of_invalid_yaml(settings: Path) -> None:
+    write(settings, "run: {}\nhosts: [")
+    with raises_problem("invalid-yaml", f"{settings}, line 2"):
         read_settings()
 
 
