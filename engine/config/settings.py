@@ -24,8 +24,8 @@ CONTENT = (
 )
 
 
-class LimitValues(Section):
-    """Section `limits` of the settings file."""
+class Limits(Section):
+    """Section `limits` of the settings file: the limits in force, None for each that the user has not set."""
 
     gpus: int | None = Field(None, ge=1, le=1024, description="GPUs that your runs on one host use at once.")
     runs: int | None = Field(
@@ -55,7 +55,7 @@ class UserSettings(Section):
     """Content of the settings file."""
 
     run: RunSettings = RunSettings()
-    limits: LimitValues = LimitValues()
+    limits: Limits = Limits()
     reservations: Annotated[str, Field(pattern="^/")] | None = None
     hosts: Annotated[tuple[str, ...], Strict(False)] = ()
     """As typed: `engine.jobs.hosts.channel` checks the names."""

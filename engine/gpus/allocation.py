@@ -14,7 +14,8 @@ from functools import partial
 
 from engine.base import codec
 from engine.base.errors import Problem, UsageError
-from engine.config.limits import NO_LIMITS, Limits
+from engine.config.limits import NO_LIMITS
+from engine.config.settings import Limits
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.driver import RUN_ON_CPU, describe_cpu_fallback, describe_driver_failure, has_driver_library
 from engine.gpus.monitor import DriverMonitor, first_snapshot, recording_path
@@ -206,7 +207,7 @@ class _Allocator:
 
     def _limit_reached(self) -> str:
         """Return which limit of its user keeps the run from its start now, "" if none does. Raises UsageError."""
-        if not self.own.limits.all():
+        if self.own.limits == NO_LIMITS:
             return ""
         self.own.update(self._reservations.read(self._warn), self.reservation.key, wait=self.wait)
         return self.own.reached()
@@ -266,7 +267,7 @@ class _Allocator:
         try:
             if reason := self._poll_terms(tuple(self._known)):
                 return reason
-            with user_lock() if self.own.limits.all() else nullcontext():
+            with nullcontext() if self.own.limits == NO_LIMITS else user_lock():
                 wait_reason = self._try_allocate(allocation, list_devices, snapshot)
             if wait_reason is None and not allocation.devices:
                 self.reservation.release()

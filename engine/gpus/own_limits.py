@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from engine.base.errors import Problem, UsageError
 from engine.base.text import list_names, pluralize
-from engine.config.limits import NO_LIMITS, Limit, Limits, requested_gpus, too_many_gpus
+from engine.config.limits import NO_LIMITS, limit_text, requested_gpus, too_many_gpus
+from engine.config.settings import Limits
 from engine.gpus.queue_terms import own_order
 from engine.gpus.reservation_entry import ReservationInfo
 from engine.gpus.selection import CPU, CudaDevice, NotFreeError
@@ -53,28 +54,26 @@ class OwnRuns:
 
         Raises UsageError if the run exceeds one whatever else runs."""
         runs, gpus = self.limits.runs, self.limits.gpus
-        if runs is not None and len(self.running) + len(self.ahead) >= runs.value:
-            return self._describe(runs)
+        if runs is not None and len(self.running) + len(self.ahead) >= runs:
+            return self._describe("runs", runs)
         wanted = requested_gpus(self.selection, self.num_visible)
         if gpus is None or wanted == 0:
             return ""
-        if wanted > gpus.value:
+        if wanted > gpus:
             raise UsageError([too_many_gpus(self.selection, wanted, gpus)])
-        return self._describe(gpus) if wanted > self._num_left(gpus) else ""
+        return self._describe("gpus", gpus) if wanted > self._num_left(gpus) else ""
 
-    def _num_left(self, gpus: Limit) -> int:
+    def _num_left(self, gpus: int) -> int:
         waiting = sum(requested_gpus(each.selection, len(each.visible)) for each in self.ahead)
-        return int(gpus.value) - len(self.held) - waiting
+        return gpus - len(self.held) - waiting
 
-    def _describe(self, limit: Limit) -> str:
+    def _describe(self, key: str, limit: int) -> str:
         """Return a limit that is reached, and by which runs."""
         names = list_names([each.run for each in self.running])
-        used = (
-            f"running: {names}" if limit is self.limits.runs else f"{pluralize(len(self.held), 'GPU')} used by {names}"
-        )
+        used = f"running: {names}" if key == "runs" else f"{pluralize(len(self.held), 'GPU')} used by {names}"
         parts = [used] if self.running else []
         parts += [f"{pluralize(len(self.ahead), 'run')} of yours before this one"] if self.ahead else []
-        return f"{limit}; {', '.join(parts)}"
+        return f"{limit_text(key, limit)}; {', '.join(parts)}"
 
     def check_chosen(self, chosen: Sequence[CudaDevice]) -> tuple[list[CudaDevice], list[Problem]]:
         """Return the chosen devices, of "auto" no more than the limit leaves, with a warning if that is less."""
@@ -85,7 +84,7 @@ class OwnRuns:
         left = max(self._num_left(gpus), 1)
         if self.selection != "auto" or len(chosen) <= left:
             return chosen, []
-        reason = f"auto uses {left} of {pluralize(len(chosen), 'free GPU')}: {gpus}"
+        reason = f"auto uses {left} of {pluralize(len(chosen), 'free GPU')}: {limit_text('gpus', gpus)}"
         return chosen[:left], [Problem("", reason, code="over-limit")]
 
 

@@ -49,15 +49,15 @@ def show(
     """
     # Only printed: no code that it names runs.
     resolved = resolve_arguments(arguments, flags, trust_code=True, allow_missing=True)
-    from engine.config.limits import read_limits
+    from engine.config.limits import limit_text, read_limits
     from engine.config.schema import as_dict, without_unstored
     from engine.config.yaml_io import to_yaml
 
     for problem in resolved.missing:
         print_warning(problem)
     print_no_effect(resolved)
-    for limit in read_limits().all():
-        typer.echo(f"limit: {limit}", err=True)
+    for key, value in read_limits().model_dump(exclude_none=True).items():
+        typer.echo(f"limit: {limit_text(key, value)}", err=True)
     values = as_dict(resolved.config, only_changed=diff)
     if not sources:
         # The YAML may become a config file.
@@ -99,10 +99,10 @@ def describe(
     from engine.config.key_names import key_hint
     from engine.config.messages import EXTRA_ALLOWED_FORMS
     from engine.config.schema import fields, sections
-    from engine.config.settings import LimitValues
+    from engine.config.settings import Limits
     from tui.form.fields import field_kind
 
-    limits = {f"limits.{name}": info for name, info in LimitValues.model_fields.items()}
+    limits = {f"limits.{name}": info for name, info in Limits.model_fields.items()}
 
     def choices_of(annotation: object) -> list[str]:
         return [choice for choice in field_kind(annotation)[0] if choice and annotation is not bool]

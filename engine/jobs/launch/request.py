@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from engine.base.errors import Problem, UsageError
 from engine.config.code_trust import CodeTrust
-from engine.config.limits import read_limits
+from engine.config.limits import over_limit_problems, read_limits
 from engine.config.loader import resolve_config
 from engine.config.monitor import monitor_mode, monitored_name
 from engine.config.schema import Config
@@ -85,7 +85,7 @@ class RunRequest:
 def limit_problems(request: RunRequest) -> list[Problem]:
     """Return why a run exceeds the limits of its user, whatever else runs."""
     try:
-        return read_limits().problems(request.config, request.typed)
+        return over_limit_problems(read_limits(), request.config, request.typed)
     except UsageError as error:
         return error.problems
 

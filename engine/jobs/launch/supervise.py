@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from engine.base.errors import Problem, UsageError
 from engine.base.process import SignalHandler
-from engine.config.limits import read_limits
+from engine.config.limits import read_limits, time_limit
 from engine.config.schema import Config
 from engine.jobs.launch.gpu_usage import GpuUsagePoller
 from engine.jobs.launch.phases import Ended, Recording, Unrecorded
@@ -113,7 +113,7 @@ class Supervisor:
     def __init__(self, run: Unrecorded, child: Child[Any], usage: GpuUsagePoller) -> None:
         self._run, self._child, self._usage = run, child, usage
         self.signals = SignalHandler()
-        self._limit_min, self._limit = read_limits().minutes(run.settled.used)
+        self._limit_min, self._limit = time_limit(read_limits().hours, run.settled.used)
         self._began = time.monotonic()
 
     def run_once(self) -> Any:

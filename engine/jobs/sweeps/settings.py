@@ -14,7 +14,7 @@ from engine.base import codec
 from engine.base.codec import ENTRIES, FORMAT, FileRecord, InvalidRecordError, Meta, field, format_problem
 from engine.base.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
 from engine.base.files import expand_user, is_file, replace_file
-from engine.config.limits import read_limits
+from engine.config.limits import limit_text, read_limits
 from engine.config.resume import PATH_KEYS
 from engine.config.tasks import TASK_FACTS
 from engine.config.yaml_io import read_yaml, to_yaml
@@ -92,8 +92,8 @@ class SweepSettings(FileRecord, frozen=True, kw_only=True):
         problems, spaces = list[Problem](), dict[str, Space]()
         with collect_problems(problems):
             runs = read_limits().runs
-            if runs is not None and self.parallel > runs.value:
-                reason = f"{self.parallel} trials at the same time are too many: {runs}"
+            if runs is not None and self.parallel > runs:
+                reason = f"{self.parallel} trials at the same time are too many: {limit_text('runs', runs)}"
                 raise UsageError.one("--parallel", reason, "raise the limit there", code="over-limit")
         with collect_problems(problems):
             spaces = self.spaces()

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.base.files import settings_file
-from engine.config.limits import Limit, read_limits, requested_gpus
+from engine.config.limits import NO_LIMITS, limit_text, over_limit_problems, read_limits, requested_gpus, time_limit
 from engine.config.loader import resolve_config
+from engine.config.settings import Limits
 from support.messages import has_problem, raises_problem
 
 
@@ -20,10 +21,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_limits_are_those_of_settings(settings: Path) -> None:
-    assert read_limits().all() == []
+    assert read_limits() == NO_LIMITS
     settings.write_text("limits: {gpus: 2, hours: 1.5}\n")
-    assert read_limits().all() == [Limit("gpus", 2), Limit("hours", 1.5)]
-    assert str(settings) in str(Limit("gpus", 2))
+    assert read_limits() == Limits(gpus=2, hours=1.5)
+    assert limit_text("gpus", 2) == f"limits.gpus is 2 ({settings})"
 
 
 @pytest.mark.parametrize("text", ["limits: {gpu: 2}", "limits: {gpus: 0}", "limits: {gpus: x}", "limits: 3"])
@@ -45,7 +46,7 @@ def test_run_that_asks_for_more_gpus_than_the_limit_is_refused(settings: Path) -
     settings.write_text("limits: {gpus: 2}")
     for selection, is_refused in (("free:2", False), ("auto", False), ("free:3", True), ("0,1,2", True)):
         resolved = resolve_config("digits", [f"device.gpus={selection}"])
-        problems = read_limits().problems(resolved.config, resolved.typed)
+        problems = over_limit_problems(read_limits(), resolved.config, resolved.typed)
         assert has_problem(problems, "over-limit", "device.gpus", selection, "2", settings) == is_refused
 
 
@@ -58,6 +59,6 @@ def test_hours_are_the_default_and_the_highest_time_limit(
     settings.write_text("limits: {hours: 2}")
     resolved = resolve_config("digits", [] if minutes is None else [f"queue.time_limit={minutes}"])
     limits = read_limits()
-    problems = limits.problems(resolved.config, resolved.typed)
+    problems = over_limit_problems(limits, resolved.config, resolved.typed)
     assert has_problem(problems, "over-limit", "queue.time_limit", "--time-limit 120") == is_refused
-    assert limits.minutes(resolved.config)[0] == in_force
+    assert time_limit(limits.hours, resolved.config)[0] == in_force

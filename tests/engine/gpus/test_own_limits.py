@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.base.codec import decode, replace
-from engine.config.limits import Limit, Limits
+from engine.config.settings import Limits
 from engine.gpus import allocation
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.own_limits import OwnRuns
@@ -56,10 +56,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert read_reservations() == []
 
 
-def limits(**values: int) -> Limits:
-    return Limits(**{key: Limit(key, value) for key, value in values.items()})
-
-
 def refuse_to_wait(reason: str) -> None:
     raise AssertionError(reason)
 
@@ -84,23 +80,23 @@ def release(*allocations: GpuAllocation) -> None:
 
 @pytest.mark.usefixtures("host")
 def test_run_beyond_limit_of_gpus_is_refused() -> None:
-    first = allocate("first", "free:2", limits(gpus=3))
+    first = allocate("first", "free:2", Limits(gpus=3))
     with raises_problem("over-limit", "", "limits.gpus is 3", "2 GPUs used by first"):
-        allocate("second", "free:2", limits(gpus=3))
-    second = allocate("second", "free:1", limits(gpus=3))
+        allocate("second", "free:2", Limits(gpus=3))
+    second = allocate("second", "free:1", Limits(gpus=3))
     release(first, second)
 
 
 @pytest.mark.usefixtures("host")
 def test_all_gpus_are_more_than_the_limit_although_none_is_used() -> None:
     with raises_problem("over-limit", "device.gpus", "all", "4 GPUs"):
-        allocate("run", "all", limits(gpus=3), wait=True)
+        allocate("run", "all", Limits(gpus=3), wait=True)
 
 
 @pytest.mark.usefixtures("host")
 def test_auto_uses_free_gpus_up_to_the_limit_and_says_so() -> None:
-    first = allocate("first", "free:1", limits(gpus=3))
-    auto = allocate("auto", "auto", limits(gpus=3))
+    first = allocate("first", "free:1", Limits(gpus=3))
+    auto = allocate("auto", "auto", Limits(gpus=3))
     assert [device.index for device in auto.devices] == [1, 2]
     assert has_problem(auto.warnings, "over-limit", "", "2 of 3 free GPUs", "limits.gpus is 3")
     release(first, auto)
@@ -108,14 +104,14 @@ def test_auto_uses_free_gpus_up_to_the_limit_and_says_so() -> None:
 
 @pytest.mark.usefixtures("host")
 def test_runs_at_once_are_limited_on_gpus_and_not_on_the_cpu() -> None:
-    runs = [allocate(name, "free:1", limits(runs=2)) for name in ("first", "second")]
+    runs = [allocate(name, "free:1", Limits(runs=2)) for name in ("first", "second")]
     with raises_problem("over-limit", "", "limits.runs is 2", "running: first, second", "--queue"):
-        allocate("third", "free:1", limits(runs=2))
-    release(*runs, allocate("on the CPU", "cpu", limits(runs=2)))
+        allocate("third", "free:1", Limits(runs=2))
+    release(*runs, allocate("on the CPU", "cpu", Limits(runs=2)))
 
 
 @pytest.mark.usefixtures("host")
-@pytest.mark.parametrize("in_force", [limits(runs=1), limits(gpus=1)])
+@pytest.mark.parametrize("in_force", [Limits(runs=1), Limits(gpus=1)])
 def test_queued_run_waits_for_limit_and_claims_no_gpu_meanwhile(in_force: Limits) -> None:
     first, seen = allocate("first", "free:1", in_force), list[str]()
 
@@ -134,7 +130,7 @@ def test_queued_run_waits_for_limit_and_claims_no_gpu_meanwhile(in_force: Limits
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize(("blocked", "keeps_place"), [("", True), ("held", False)])
 def test_run_keeps_its_place_while_a_limit_blocks_it_and_loses_it_while_held(blocked: str, keeps_place: bool) -> None:
-    first, arrivals = allocate("first", "free:1", limits(runs=1)), list[float]()
+    first, arrivals = allocate("first", "free:1", Limits(runs=1)), list[float]()
 
     def poll_terms() -> tuple[QueueTerms, str]:
         return QueueTerms(blocked=blocked if len(arrivals) == 1 else ""), "held by its user"
@@ -145,7 +141,7 @@ def test_run_keeps_its_place_while_a_limit_blocks_it_and_loses_it_while_held(blo
             release(first)
 
     second = allocate_devices(
-        "free:1", "second", wait=True, on_wait=on_wait, poll_terms=poll_terms, limits=limits(runs=1)
+        "free:1", "second", wait=True, on_wait=on_wait, poll_terms=poll_terms, limits=Limits(runs=1)
     )
     arrivals.append(second.reservation.since)
     assert len(arrivals) == 4
@@ -180,6 +176,6 @@ def test_runs_that_wait_for_limit_start_in_the_order_of_their_user() -> None:
 
 
 def may_start(run: Any, reservations: list[Any], **values: int) -> bool:
-    own = OwnRuns(limits(**values), "free:1")
+    own = OwnRuns(Limits(**values), "free:1")
     own.update(reservations, run.key, wait=True)
     return not own.reached()

@@ -15,7 +15,7 @@ import pytest
 
 from engine.base.errors import UsageError
 from engine.config.code_trust import CodeTrust
-from engine.config.limits import Limit, Limits
+from engine.config.settings import Limits
 from engine.jobs.command.metric_files import START_SLACK_SECONDS
 from engine.jobs.command.process_tree import StopSequence
 from engine.jobs.command.spec import read_command
@@ -204,7 +204,7 @@ def test_other_requests_are_refused(runs: CommandRuns) -> None:
 def test_limit_of_hours_is_the_time_limit_of_a_command_without_one(
     runs: CommandRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.jobs.launch.supervise.read_limits", lambda: Limits(hours=Limit("hours", 0.0001)))
+    monkeypatch.setattr("engine.jobs.launch.supervise.read_limits", lambda: Limits(hours=0.0001))
     assert runs.run("sleep", "60") == 130
     assert "limits.hours" in runs.record.message
 

@@ -10,9 +10,9 @@ import pytest
 from engine.base import codec
 from engine.base.errors import Problem, UsageError
 from engine.config.code_trust import CodeTrust
-from engine.config.limits import Limit, Limits
 from engine.config.loader import resolve_config
 from engine.config.run_name import name_problem
+from engine.config.settings import Limits
 from engine.jobs.sweeps.folder import SweepFolder
 from engine.jobs.sweeps.plan import SweepPlan, device_overrides, plan_sweep
 from engine.jobs.sweeps.settings import MONITORED, SweepSettings, read_settings, split_space, write_settings
@@ -87,7 +87,7 @@ def test_metric_of_another_task_is_refused(tmp_path: Path) -> None:
 
 
 def test_trials_at_the_same_time_are_refused_beyond_the_limit_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.jobs.sweeps.settings.read_limits", lambda: Limits(runs=Limit("runs", 2)))
+    monkeypatch.setattr("engine.jobs.sweeps.settings.read_limits", lambda: Limits(runs=2))
     settings = SweepSettings(space={"optim.lr": "0.1,0.2"})
     assert codec.replace(settings, parallel=2).check()[1] == []
     found = codec.replace(settings, parallel=3).check()[1]
