@@ -58,7 +58,7 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
     """Load all images of a source in the size and channels of a format.
 
     Training images keep the source's size if `augment.resized_crop` or `data.size_schedule` resizes them later. Raises
-    UnreadableImageError if an image file is missing, or is unreadable and `data.on_bad` is fail.
+    UnreadableImageError if an image is unreadable and `data.on_bad` is fail.
     """
     loaded = {each.part: each.load() for each in memory_parts(source, config, image_format)}
     unread = {part: decoded.metadata.unread for part, decoded in loaded.items()}
@@ -99,15 +99,13 @@ class MemoryPart:
 
     @property
     def cache_key(self) -> str:
-        """Key of the decoded images; "" if they are not cached. Raises OSError if an image file is missing."""
-        source = self.source
+        """Key of the decoded images; "" if they are not cached."""
+        key = self.source.cache_key(self.part)
+        if not key or (isinstance(self.source, ArraySource) and self._is_stored):
+            return key
         geometry = {name: value for name, value in vars(self.preprocessing).items() if name != "random_box"}
         parameters = {"channels": self.target.channels, "preprocessing": geometry}
-        if isinstance(source, EncodedSource):
-            stamps = (source.cache_stamp(self.part, index) for index in range(source.num_images(self.part)))
-            return compute_cache_key(parameters, stamps, source.cache_root)
-        key = source.cache_key if isinstance(source, ArraySource) else ""
-        return compute_cache_key(parameters, [self.part.encode()], key) if key and not self._is_stored else key
+        return compute_cache_key(parameters, [self.part.encode()], key)
 
     @property
     def _is_stored(self) -> bool:
@@ -117,14 +115,10 @@ class MemoryPart:
         return has_size and stored.channels == self.target.channels
 
     def load(self) -> DecodedImages:
-        """Return the decoded images. Raises UnreadableImageError if an image file is missing."""
+        """Return the decoded images."""
         if isinstance(self.source, ArraySource) and self._is_stored:
             return DecodedImages(self.source.images[self.part], DecodedMetadata())
-        try:
-            key = self.cache_key
-        except OSError as error:
-            raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
-        if not key:
+        if not (key := self.cache_key):
             return DecodedImages(self._load_rows(range(self.shape[0])), DecodedMetadata())
         return load_or_decode(key, self._decode, self._is_valid)
 

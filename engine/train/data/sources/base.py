@@ -99,6 +99,11 @@ class ImageSource(ABC):
         """Return the fingerprint of a part, from what the source knows without reading an image."""
         return Fingerprint(labels=hash_numbers(self.get_labels(part)))
 
+    def cache_key(self, part: Part) -> str:
+        """Return a text that changes with the images of a part, for the key of their decoded cache; "" if they are not
+        cached."""
+        return ""
+
     @abstractmethod
     def load(self, part: Part, indices: Indices, preprocessing: Preprocessing | None = None) -> tuple[Images, Labels]:
         """Load images, N x C x H x W uint8 in the source's channels, and their targets, see `Labels`.
@@ -113,16 +118,19 @@ class ImageSource(ABC):
 class ArraySource(ImageSource):
     """Images in memory, one N x C x H x W uint8 array per part, with N int64 labels: digits and torchvision's datasets.
 
-    `cache_key` is the key of the images in the decoded cache, empty if they are not cached. `warning` is for the log.
+    `stored_key` is the key of the images in the decoded cache, empty if they are not cached. `warning` is for the log.
     """
 
     format: ImageFormat
     classes: tuple[str, ...]
     images: dict[Part, Images]
     labels: dict[Part, Labels]
-    cache_key: str = ""
+    stored_key: str = ""
     warning: Problem | None = None
     in_memory = True
+
+    def cache_key(self, part: Part) -> str:
+        return self.stored_key
 
     def load(self, part: Part, indices: Indices, preprocessing: Preprocessing | None = None) -> tuple[Images, Labels]:
         return crop_images(self.images[part][indices], indices, preprocessing), self.labels[part][indices]
@@ -152,15 +160,6 @@ class EncodedSource(ItemSource):
 
     A source reads the content of one file; this class decodes, crops and resizes it. Both may run in several threads.
     """
-
-    @property
-    @abstractmethod
-    def cache_root(self) -> str:
-        """What holds the images, as a part of the key of their decoded cache: a folder, or the digest of a file."""
-
-    @abstractmethod
-    def cache_stamp(self, part: Part, index: int) -> bytes:
-        """Return bytes that change with the name and the content of an image, for the same key. Raises OSError."""
 
     @abstractmethod
     def image_names(self, part: Part) -> Sequence[str]:

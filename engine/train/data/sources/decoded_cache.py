@@ -34,7 +34,7 @@ from engine.train.data.sampler import Part
 from engine.train.data.sources.base import Images
 
 DECODED_FOLDER = "decoded"
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 # The metadata hold the label of each image, and the reason for each that is unreadable.
 MAX_METADATA_BYTES = 1 << 26
 KEY_LIBRARIES = ("pillow", "simplejpeg", "torch", "torchvision")

@@ -23,7 +23,6 @@ from engine.config.data_sections import DataConfig
 from engine.config.schema import Config
 from engine.train.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.train.data.sources.base import EncodedSource, Fingerprint, Labels, hash_names, hash_numbers
-from engine.train.data.sources.decoded_cache import file_stamp
 from engine.train.data.sources.folder_layout import (
     PART_NOUNS,
     SYSTEM_REASON,
@@ -89,13 +88,8 @@ class FolderSource(FolderScan, EncodedSource):
     root: str
     format: ImageFormat
 
-    @property
-    def cache_root(self) -> str:
-        return str(Path(self.root).resolve())
-
-    def cache_stamp(self, part: Part, index: int) -> bytes:
-        root = Path(self.root)
-        return file_stamp(root / self.paths[part][index], root)
+    def cache_key(self, part: Part) -> str:
+        return hash_names([os.path.realpath(self.root), *self.paths[part], hash_numbers(self.digests[part])])
 
     def image_names(self, part: Part) -> Sequence[str]:
         return self.paths[part]
@@ -136,10 +130,10 @@ def open_scan(scan: FolderScan, root: Path, config: Config) -> FolderSource:
             paths=scan.paths | split,
             labels=scan.labels | {part: scan.labels["train"][rows[part]] for part in PARTS},
             sizes=scan.sizes | {part: scan.sizes["train"][rows[part]] for part in PARTS},
+            digests=scan.digests | digests,
             warnings=(*scan.warnings, *repeated_image_warnings(split, digests)),
         )
-    # The ranks need no digests.
-    return FolderSource(**vars(replace(scan, digests={})), root=str(root), format=encoded_format(config.data))
+    return FolderSource(**vars(scan), root=str(root), format=encoded_format(config.data))
 
 
 def repeated_image_warnings(paths: dict[Part, list[str]], digests: dict[Part, NDArray[np.int64]]) -> Iterator[Problem]:

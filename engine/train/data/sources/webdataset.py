@@ -31,6 +31,7 @@ from engine.train.data.sources.base import (
     ImageFormat,
     Labels,
     UnreadableImageError,
+    hash_names,
     hash_numbers,
 )
 from engine.train.data.sources.folder import encoded_format, usage_error_on_os_error
@@ -86,15 +87,11 @@ class TarSource(EncodedSource):
             raise UnreadableImageError(f"the shard {path} has changed since it was indexed; start the run again")
         return data
 
-    @property
-    def cache_root(self) -> str:
-        return "webdataset"
-
-    def cache_stamp(self, part: Part, index: int) -> bytes:
-        row = self.rows[part][index]
-        number = self.index.shards[row]
-        path = os.fsencode(os.path.realpath(self.shards[number]))
-        return b"%s\0%d\0%d\0%d" % (path, *self.index.stamps[number], self.index.offsets[row])
+    def cache_key(self, part: Part) -> str:
+        numbers, rows = np.unique(self.index.shards[self.rows[part]], return_inverse=True)
+        arrays = (self.index.stamps[numbers], rows, self.index.offsets[self.rows[part]])
+        paths = [os.path.realpath(self.shards[number]) for number in numbers.tolist()]
+        return hash_names([*paths, *map(hash_numbers, arrays)])
 
     def image_names(self, part: Part) -> list[str]:
         """Return the name of each image: the file name of its shard, and its member."""
