@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -326,18 +325,18 @@ def append_to_file(path: Path, mode: int = 0o644) -> int:
     return handle
 
 
-def delete_oldest_files(folder: Path, pattern: str, max_bytes: int, *, spare_seconds: float = 0) -> None:
+def delete_oldest_files(folder: Path, max_bytes: int) -> None:
     """Delete the files of a cache that were not used for longest until all together have at most `max_bytes`.
 
-    The time of modification is that of the last use. Files that were used in the last `spare_seconds` are kept.
+    The time of modification is that of the last use.
     """
     files = []
-    for path in folder.glob(pattern):
+    for path in folder.iterdir():
         # Another process may delete it now.
         with suppress(FileNotFoundError):
             files.append((path.lstat(), path))
-    total_bytes, spared_since = 0, time.time() - spare_seconds
+    total_bytes = 0
     for status, path in sorted(files, key=lambda file: -file[0].st_mtime):
         total_bytes += status.st_size
-        if total_bytes > max_bytes and status.st_mtime <= spared_since:
+        if total_bytes > max_bytes:
             path.unlink(missing_ok=True)

@@ -33,15 +33,14 @@ class Layer(NamedTuple):
 
 def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
     """Return the content of a config file, and why other users can change it."""
-    shown = str(path)
-    # A config may be a link, unless it is that of a held run folder.
-    content, status = read_yaml(path.resolve() if shown == str(path) else path, shown)
+    # A config may be a link.
+    content, status = read_yaml(path.resolve(), str(path))
     foreign = foreign_reason(status)
     if content is None:
         return {}, foreign
     if not isinstance(content, dict):
         raise UsageError.one(
-            shown, f"must contain sections ({', '.join(sections())}), each with its keys", code="wrong-format"
+            str(path), f"must contain sections ({', '.join(sections())}), each with its keys", code="wrong-format"
         )
     return content, foreign
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from engine.base.errors import nearest
@@ -72,12 +71,9 @@ REMOVED_KEYS = {
 _KEY_OF_SYNONYM = {synonym: key for key, synonyms in SYNONYMS.items() for synonym in synonyms}
 
 
-def find_keys(word: str, known: Collection[str] | None = None) -> list[str]:
-    """Return the keys that are named by `word`, a `section.key` of any section or a bare name, or by a synonym.
-
-    `known` are the keys to choose from, by default all.
-    """
-    keys = _all_keys() if known is None else known
+def find_keys(word: str) -> list[str]:
+    """Return the keys that are named by `word`, a `section.key` of any section or a bare name, or by a synonym."""
+    keys = _all_keys()
     folded = word.casefold().replace("-", "_")
     name = folded.rpartition(".")[2]
     synonym = _KEY_OF_SYNONYM.get(name, "")
@@ -86,10 +82,9 @@ def find_keys(word: str, known: Collection[str] | None = None) -> list[str]:
     return [synonym] if synonym in keys else [key for key in keys if _name(key) == name]
 
 
-def key_hint(word: str, known: Collection[str] | None = None) -> str:
+def key_hint(word: str) -> str:
     """Return `; did you mean KEY?` for an unknown key, or an empty string if no key is close."""
-    keys = _all_keys() if known is None else known
-    found = find_keys(word, keys)
+    keys, found = _all_keys(), find_keys(word)
     section, _, name = word.rpartition(".")
     if word in sections():
         # Without a key that stands for it, all its keys are equally likely.

@@ -106,17 +106,8 @@ UNSTORED_KEYS = ("run.code_packages", "queue.after", "queue.begin")
 
 def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:
     """Return plain values by section, for YAML and JSON. `only_changed` omits the defaults."""
-    default = Config.model_construct()
-    changed = [(name, section) for name, section in config if not only_changed or section != getattr(default, name)]
-    values: dict[str, dict[str, Any]] = {name: section.model_dump(mode="json") for name, section in changed}
-    if not only_changed:
-        return values
-    kept = {section: _changed(keys, default_section(section)) for section, keys in values.items()}
-    return {section: keys for section, keys in kept.items() if keys}
-
-
-def _changed(keys: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if value != default[key]}
+    values = {name: section.model_dump(mode="json", exclude_defaults=only_changed) for name, section in config}
+    return {section: keys for section, keys in values.items() if keys or not only_changed}
 
 
 @cache

@@ -138,7 +138,7 @@ def _write_cached(name: str, index: TarIndex) -> None:
     skipped = b"".join(os.fsencode(text) + b"\0" for text in index.skipped)
     columns |= {"names": np.frombuffer(index.names, np.uint8), "skipped": np.frombuffer(skipped, np.uint8)}
     replace_file(cache_folder() / name, lambda file: np.savez(file, allow_pickle=False, **columns))
-    delete_oldest_files(folder, "*", MAX_TOTAL_BYTES)
+    delete_oldest_files(folder, MAX_TOTAL_BYTES)
 
 
 def _build_index(paths: Sequence[str], stamps: Sequence[tuple[int, int]]) -> TarIndex:
