@@ -26,7 +26,7 @@ from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.phrases import gpu_key, is_free, no_driver_problem, users
 from tui.screens.services import AppServices
 from tui.screens.tables import fact_lines
-from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView, is_folded
+from tui.screens.tables.gpu_blocks import GpuBlocks, GpuView
 from tui.screens.tables.processes import gpu_matches, list_gpu_processes, process_matches, run_words
 from tui.screens.widgets.lines import KeyedRow, Lines, escape_markup
 from tui.terminal.palette import ACCENT, BAD, MUTED
@@ -127,7 +127,7 @@ class MonitorScreen(MonitorKeysScreen):
         body, hosts, problem = self.query_one(Body).size, self._hosts, self.gputrain_app.gpu_poller.problem
         if hosts is None:
             gpus = len(self._gpus) or (1 if problem else 0 if self._snapshot is not None else EXPECTED_GPUS)
-            folded, processes = sum(map(is_folded, self._gpus)), len(self._all_processes())
+            folded, processes = sum(map(is_free, self._gpus)), len(self._all_processes())
             layout = arrange(Demand(body.width, body.height, gpus, processes, folded=folded))
         else:
             layout = hosts.arrange(body.width, body.height)

@@ -82,11 +82,15 @@ def mistake_table(worst_mistakes: Sequence[Mistake], names: Sequence[str], width
 
 
 def shorten_names(names: Sequence[str], width: int) -> list[str]:
-    """Fit names into `width` cells: drop their common prefix if one is too long, then shorten."""
+    """Fit names into `width` cells: drop their common prefix if one is too long, then shorten. An ellipsis would take
+    too much of a few cells."""
     if max(map(cell_width, names), default=0) <= width:
         return list(names)
     common = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (of names, not of paths)
-    return [shorten(name[len(common) :] or name, width) for name in names]
+    cut = [name[len(common) :] or name for name in names]
+    if width >= MIN_COUNT_COLUMNS:
+        return [shorten(name, width) for name in cut]
+    return [name if cell_width(name) <= width else shorten(name, width + 1)[:-1] for name in cut]
 
 
 def matrix_lines(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> list[str]:

@@ -74,11 +74,6 @@ class BlockLine(GpuRow):
     parts: Mapping[str, Line] = field(default_factory=dict)
 
 
-def is_folded(gpu: Gpu) -> bool:
-    """Whether a GPU has one line beside blocks of several lines: nothing uses it."""
-    return gpu.state == "ok" and is_free(gpu)
-
-
 class GpuBlocks:
     """The lines of each GPU of a snapshot, and their header. A GPU that does not answer has its last readings.
 
@@ -139,7 +134,7 @@ class GpuBlocks:
 
     def _block(self, gpu: Gpu) -> list[BlockLine]:
         """Return the lines of a GPU: of several, with its users, its meters and further readings side by side."""
-        count, label = 1 if is_folded(gpu) else self._view.lines, str(gpu.index)
+        count, label = 1 if is_free(gpu) else self._view.lines, str(gpu.index)
         if self._view.lines == 1:
             return [BlockLine(label, gpu)]
         known = GpuRow(label, self._last_answers[gpu_key(gpu)] or gpu)

@@ -239,14 +239,14 @@ def fit_monitor_list(
                max_width=SIGN_COLUMNS + name_width, shorten=Shorten.MIDDLE),
         Column("progress", "", partial(_progress_cell, meter_columns=meter_columns),
                width=meter_columns + STATE_COLUMNS),
-        Column("epochs", "", epochs_text, width=EPOCHS_COLUMNS),
+        Column("epochs", "", epochs_text, width=EPOCHS_COLUMNS, priority=-2),
         Column("best", "", _best_cell, priority=-1),
         Column("age", "", when_text, width=TIME_COLUMNS, style=lambda row: "" if row.live else MUTED),
-        Column("note", "", lambda row: "", width=MIN_NOTE_COLUMNS, priority=-2),
+        Column("note", "", lambda row: "", width=MIN_NOTE_COLUMNS, priority=-3),
     ]  # fmt: skip
-    # A label is worth more than the note, and the value alone more than its label, unless it is another metric than
-    # that of most runs.
-    for cut, least in (("", len(columns)), ("best ", len(columns) - 1), (METRICS["best_val_accuracy"].label, 0)):
+    # A label is worth more than the note and the epochs, and the value alone more than its label, unless it is another
+    # metric than that of most runs.
+    for cut, least in (("", len(columns)), ("best ", len(columns) - 2), (METRICS["best_val_accuracy"].label, 0)):
         columns[3] = replace(columns[3], cell=partial(_best_cell, cut=cut))
         table = fit(columns, measured, width)
         if len(table.columns) >= least:

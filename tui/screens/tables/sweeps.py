@@ -219,7 +219,7 @@ def status_lines(status: SweepStatus) -> list[Text]:
     """Return what is above the panels: whether the sweep runs, its trials by state, and the best one, with the keys
     that go on with them."""
     sign, style = SYMBOLS[{"running": "running", "ended": "complete"}.get(status.state, "stopped")]
-    counts = ", ".join(state_counts(status))
+    counts = ", ".join(f"{SYMBOLS[count.partition(' ')[2]][0]} {count}" for count in state_counts(status))
     done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')}: "
     resume = ", u resumes it" if status.state == "not running" else ""
     state = printable(with_message(status.state, status))
