@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from engine.runs import profile_file
@@ -13,6 +14,8 @@ from engine.runs.profile_file import (
     RankProfile,
     trace_name,
 )
+from support.runs.event_factories import make_run_started, make_step
+from support.runs.factories import make_run_folder
 
 STEPS = 4
 # Milliseconds of each part of a step, in the order of PARTS.
@@ -42,3 +45,10 @@ def store_profile(run: RunFolder, profile: Profile) -> str:
 
 
 PROFILE = make_profile(make_rank_profile(0, FAST_RANK), make_rank_profile(1, SLOW_RANK))
+
+
+def make_profiled_run(root: Path) -> RunFolder:
+    """Create a run `a` with a stored profile."""
+    run = make_run_folder(root, "a", make_run_started(), make_step(10))
+    store_profile(run, PROFILE)
+    return run

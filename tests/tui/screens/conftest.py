@@ -55,6 +55,15 @@ def demo_runs_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def live_demo_runs(frozen_environment: None) -> Iterator[Path]:
+    """For snapshots: the runs of the demo, at a path that is the same in each test."""
+    root = Path("runs")
+    [owner] = demo_runs(root)
+    yield root
+    owner.release()
+
+
+@pytest.fixture
 def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For snapshots: isolated folders, and a fixed time, time zone and number of CPU cores."""
     monkeypatch.chdir(tmp_path)

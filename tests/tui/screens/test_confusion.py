@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,15 @@ from support.json_files import write_json
 from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, write_run_record
-from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import demo_app, visible_text, wait_until
+from support.screen.screen_driver import drive
 from tui.screens.confusion import ConfusionScreen
 from tui.screens.demo.server import LIVE_RUN
 from tui.screens.run import RunScreen
 from tui.screens.tables.confusion import matrix_lines, scatter_lines, shorten_names
 from tui.screens.widgets.matrix import Matrix
 
-Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
+Act = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
 
 
 def make_result(counts: list[list[int]], epoch: int = 3) -> dict[str, Any]:
@@ -61,40 +61,23 @@ def evaluation(**changes: Any) -> dict[str, Any]:
     return {"format": 1, "classes": NAMES, "last": make_result(LAST, 7), "best": make_result(BEST, 3)} | changes
 
 
-@pytest.fixture(autouse=True)
-def isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "GPUTRAIN_RESERVATIONS"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.delenv("NO_COLOR", raising=False)
-
-
 @pytest.fixture
-def demo_run(tmp_path: Path) -> Iterator[RunFolder]:
-    owners = demo_runs(tmp_path / "runs")
-    yield RunFolder(tmp_path / "runs" / LIVE_RUN)
-    for owner in owners:
-        owner.release()
+def demo_run(isolated_folder: None, demo_runs_folder: Path) -> RunFolder:
+    return RunFolder(demo_runs_folder / LIVE_RUN)
 
 
-def drive(run: RunFolder, act: Drive, size: tuple[int, int] = (120, 34)) -> None:
+def drive_confusion(run: RunFolder, act: Act, size: tuple[int, int] = (120, 34)) -> None:
     """Open the confusion screen of a run from its run screen, then call `act`."""
 
-    async def main() -> None:
-        async with demo_app(run.path.parent, run=run.name).run_test(size=size) as pilot:
-            await wait_until_idle(pilot)
-            await act(pilot, await open_confusion(pilot))
+    async def open_and_act(pilot: Pilot[None]) -> None:
+        await pilot.press("v")
+        screen = pilot.app.screen
+        assert isinstance(screen, ConfusionScreen)
+        await wait_until(pilot, lambda: screen.evaluation_poller.has_polled)
+        await drawn(pilot)
+        await act(pilot, screen)
 
-    asyncio.run(main())
-
-
-async def open_confusion(pilot: Pilot[None]) -> ConfusionScreen:
-    await pilot.press("v")
-    screen = pilot.app.screen
-    assert isinstance(screen, ConfusionScreen)
-    await wait_until(pilot, lambda: screen.evaluation_poller.has_polled)
-    await drawn(pilot)
-    return screen
+    drive(demo_app(run.path.parent, run=run.name), open_and_act, size)
 
 
 async def drawn(pilot: Pilot[None], *keys: str) -> None:
@@ -204,7 +187,7 @@ def test_confusion_screen_keys_choose_epoch_cell_and_order(demo_run: RunFolder) 
         await drawn(pilot, "o")
         assert rows(pilot) == ["owl", "cat", "dog"]
 
-    drive(demo_run, act)
+    drive_confusion(demo_run, act)
 
 
 def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -> None:
@@ -227,7 +210,7 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
         await drawn(pilot)
         assert "best epoch 5" in visible_text(pilot, "#scores")
 
-    drive(demo_run, act)
+    drive_confusion(demo_run, act)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +236,7 @@ def test_confusion_screen_shows_outputs_of_other_tasks(
         await pilot.press("enter")
         assert isinstance(pilot.app.screen, ConfusionScreen)
 
-    drive(demo_run, act)
+    drive_confusion(demo_run, act)
 
 
 def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(demo_run: RunFolder) -> None:
@@ -274,7 +257,7 @@ def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(de
         await drawn(pilot, "tab", "enter")
         assert "class-700 predicted as class-031: 40 of 50, 80%" in visible_text(pilot, "#matrix")
 
-    drive(demo_run, act)
+    drive_confusion(demo_run, act)
 
 
 def test_confusion_screen_shows_all_rows_after_the_terminal_grows(demo_run: RunFolder) -> None:
@@ -287,7 +270,7 @@ def test_confusion_screen_shows_all_rows_after_the_terminal_grows(demo_run: RunF
         # A header, and a row for each number.
         await wait_until(pilot, lambda: screen.query_one("#classes").size.height == 1 + len(NAMES))
 
-    drive(demo_run, act, (80, 24))
+    drive_confusion(demo_run, act, (80, 24))
 
 
 def test_key_of_the_evaluation_has_the_name_of_the_outputs_of_the_task(demo_run: RunFolder) -> None:
@@ -303,4 +286,4 @@ def test_key_of_the_evaluation_has_the_name_of_the_outputs_of_the_task(demo_run:
         titles = {key.key: screen.title_of(key) for key in screen.SCREEN_KEYS}
         assert titles["v"] == "numbers"
 
-    drive(run, act)
+    drive_confusion(run, act)

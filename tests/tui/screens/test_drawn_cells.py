@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from rich.style import Style
 from textual.pilot import Pilot
 
-from support.screen.demo_app import demo_app, demo_runs
+from support.screen.demo_app import demo_app
 from support.screen.screen_driver import drive, press
 from tui.charts.meter import SQUARE
 from tui.terminal.palette import ANSI
 from tui.terminal.theme import save_palette
 
-pytestmark = pytest.mark.usefixtures("frozen_environment")
 
-
-def test_cursor_of_terminal_colors_reverses_only_plain_text() -> None:
+def test_cursor_of_terminal_colors_reverses_only_plain_text(live_demo_runs: Path) -> None:
     """A reversed color fills its cell: the graph of a free GPU would look like one of full load."""
 
     async def act(pilot: Pilot[None]) -> None:
@@ -30,6 +27,4 @@ def test_cursor_of_terminal_colors_reverses_only_plain_text() -> None:
             assert not any(style.dim or (style.color and not style.color.is_default) for style in reversed_styles)
 
     save_palette(ANSI)
-    owners = demo_runs(Path("runs"))
-    drive(demo_app(Path("runs"), demo=None), act, (120, 34))
-    owners[0].release()
+    drive(demo_app(live_demo_runs, demo=None), act, (120, 34))

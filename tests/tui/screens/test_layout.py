@@ -10,9 +10,7 @@ from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
 from support.runs.compared_runs import make_compared_run
-from support.runs.event_factories import make_run_started, make_step
-from support.runs.factories import make_run_folder
-from support.runs.profiles import PROFILE, store_profile
+from support.runs.profiles import make_profiled_run
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import (
     clipped_widgets,
@@ -75,12 +73,6 @@ def test_screens_have_panels_that_fit_the_terminal(demo_runs_folder: Path, monke
             await return_to_first_screen(pilot)
 
     drive(demo_app(demo_runs_folder), act)
-
-
-def make_profiled_run(root: Path) -> RunFolder:
-    run = make_run_folder(root, "a", make_run_started(), make_step(10))
-    store_profile(run, PROFILE)
-    return run
 
 
 def make_runs_to_compare(root: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.messages import says
 from support.runs.factories import make_queue_state, make_run_folder
-from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
-from support.screen.screen_driver import press
+from support.screen.demo_app import demo_app, toasts, visible_text, wait_until
+from support.screen.screen_driver import drive, press
 from support.servers.slurm_stand_in import SlurmStandIn
 from tui.screens.dialogs import ChoiceDialog
 from tui.screens.queue import QueueScreen
@@ -62,23 +61,16 @@ def supervisors(
         each.close()
 
 
-def toasts(pilot: Pilot[None]) -> list[str]:
-    return [notification.message for notification in pilot.app._notifications]
+def drive_queue(root: Path, act: Act) -> None:
+    async def open_and_act(pilot: Pilot[None]) -> None:
+        await press(pilot, "Q")
+        screen = pilot.app.screen
+        assert isinstance(screen, QueueScreen)
+        await wait_until(pilot, lambda: screen.queue_poller.value is not None)
+        screen.update_content()
+        await act(pilot, screen)
 
-
-def drive(root: Path, act: Act) -> None:
-    async def main() -> None:
-        async with demo_app(root, demo=None).run_test(size=(110, 24)) as pilot:
-            await wait_until_idle(pilot)
-            await press(pilot, "Q")
-            await wait_until_idle(pilot)
-            screen = pilot.app.screen
-            assert isinstance(screen, QueueScreen)
-            await wait_until(pilot, lambda: screen.queue_poller.value is not None)
-            screen.update_content()
-            await act(pilot, screen)
-
-    asyncio.run(main())
+    drive(demo_app(root, demo=None), open_and_act, (110, 24))
 
 
 def test_keys_send_requests_to_the_selected_run(tmp_path: Path, supervisors: list[WaitingSupervisor]) -> None:
@@ -102,7 +94,7 @@ def test_keys_send_requests_to_the_selected_run(tmp_path: Path, supervisors: lis
         await press(pilot, "s", "down", "enter")
         await wait_until(pilot, lambda: second.requests() == [("stop", None)])
 
-    drive(tmp_path / "runs", act)
+    drive_queue(tmp_path / "runs", act)
 
 
 def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +108,7 @@ def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.Mon
             assert isinstance(pilot.app.screen, QueueScreen)
         assert says(toasts(pilot)[0], "foreign-owner", "theirs ", " bob")
 
-    drive(tmp_path / "runs", act)
+    drive_queue(tmp_path / "runs", act)
 
 
 def test_interrupted_run_is_listed_and_can_be_cancelled(tmp_path: Path) -> None:
@@ -131,7 +123,7 @@ def test_interrupted_run_is_listed_and_can_be_cancelled(tmp_path: Path) -> None:
         await wait_until(pilot, lambda: RunFolder(folder.path).history().finished is not None)
         await wait_until(pilot, lambda: screen.rows == [])
 
-    drive(tmp_path / "runs", act)
+    drive_queue(tmp_path / "runs", act)
 
 
 def test_pending_job_is_listed_and_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +139,7 @@ def test_pending_job_is_listed_and_can_be_cancelled(tmp_path: Path, monkeypatch:
         await wait_until(pilot, lambda: screen.rows == [])
         assert slurm.calls[-1] == "scancel 7"
 
-    drive(tmp_path / "runs", act)
+    drive_queue(tmp_path / "runs", act)
 
 
 def test_several_interrupted_runs_are_resumed_after_a_question_with_their_names(
@@ -170,4 +162,4 @@ def test_several_interrupted_runs_are_resumed_after_a_question_with_their_names(
         await press(pilot, "u", "down", "enter")
         await wait_until(pilot, lambda: sorted(resumed) == ["first", "second"])
 
-    drive(tmp_path / "runs", act)
+    drive_queue(tmp_path / "runs", act)

@@ -14,9 +14,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 
 from engine.runs.folder import RunFolder
-from support.runs.event_factories import make_run_started, make_step
-from support.runs.factories import make_run_folder
-from support.runs.profiles import PROFILE, store_profile
+from support.runs.profiles import make_profiled_run
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import demo_app
 from support.screen.mistakes_driver import inspected_run, open_mistakes
@@ -66,12 +64,6 @@ def test_layout_settles_after_storm_of_resizes(demo_runs_folder: Path, screens: 
             await return_to_first_screen(pilot)
 
     drive(demo_app(demo_runs_folder), act)
-
-
-def make_profiled_run(root: Path) -> RunFolder:
-    run = make_run_folder(root, "a", make_run_started(), make_step(10))
-    store_profile(run, PROFILE)
-    return run
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,12 @@ from textual.pilot import Pilot
 
 from engine.runs.manage import list_trash
 from support.messages import says
-from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import demo_app, toasts, visible_text, wait_until
 from support.screen.screen_driver import drive, press, real_app
 from tui.screens.demo.server import FINISHED_RUN
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 SIZE = (120, 24)
-
-
-def toasts(pilot: Pilot[None]) -> list[str]:
-    return [notification.message for notification in pilot.app._notifications]
-
-
-async def confirm(pilot: Pilot[None]) -> None:
-    """Answer a question with its second answer."""
-    await pilot.press("down", "enter")
-    await wait_until_idle(pilot)
 
 
 def test_delete_names_what_goes_and_moves_it_to_the_trash(demo_runs_folder: Path) -> None:
@@ -41,7 +31,7 @@ def test_delete_names_what_goes_and_moves_it_to_the_trash(demo_runs_folder: Path
         assert run.exists()
         await press(pilot, "D")
         await wait_until(pilot, lambda: "Move to the trash" in visible_text(pilot))
-        await confirm(pilot)
+        await press(pilot, "down", "enter")
         await wait_until(pilot, lambda: not run.exists())
         await wait_until(pilot, lambda: FINISHED_RUN not in visible_text(pilot, "#all-runs"))
 

@@ -31,10 +31,8 @@ def test_help(snap_compare: Compare) -> None:
     assert matches_snapshot(snap_compare, demo_app(Path("runs")), "r question_mark")
 
 
-def test_log(snap_compare: Compare) -> None:
-    owners = demo_runs(Path("runs"))
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), "l")
-    owners[0].release()
+def test_log(snap_compare: Compare, live_demo_runs: Path) -> None:
+    assert matches_snapshot(snap_compare, demo_app(live_demo_runs, run=LIVE_RUN), "l")
 
 
 def test_config(snap_compare: Compare) -> None:
@@ -65,11 +63,9 @@ def write_evaluation(path: Path) -> None:
     write_json(path, {"format": 1, "classes": classes, "last": result | {"epoch": 18}, "best": result | {"epoch": 17}})
 
 
-def test_confusion(snap_compare: Compare) -> None:
-    owners = demo_runs(Path("runs"))
-    write_evaluation(RunFolder(Path("runs") / LIVE_RUN).evaluation)
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), "v", wait_for_matrix)
-    owners[0].release()
+def test_confusion(snap_compare: Compare, live_demo_runs: Path) -> None:
+    write_evaluation(RunFolder(live_demo_runs / LIVE_RUN).evaluation)
+    assert matches_snapshot(snap_compare, demo_app(live_demo_runs, run=LIVE_RUN), "v", wait_for_matrix)
 
 
 async def wait_for_matrix(pilot: Pilot[None]) -> None:

@@ -17,10 +17,8 @@ RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
-def test_gpu(snap_compare: Compare) -> None:
-    owners = demo_runs(Path("runs"))
-    assert matches_snapshot(snap_compare, demo_app(Path("runs")), "enter space")
-    owners[0].release()
+def test_gpu(snap_compare: Compare, live_demo_runs: Path) -> None:
+    assert matches_snapshot(snap_compare, demo_app(live_demo_runs), "enter space")
 
 
 def test_gpu_with_instances(snap_compare: Compare) -> None:

@@ -14,10 +14,8 @@ pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
 @at_daily_sizes
-def test_run(snap_compare: Compare, size: Size) -> None:
-    owners = demo_runs(Path("runs"))
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), "m", size=size)
-    owners[0].release()
+def test_run(snap_compare: Compare, live_demo_runs: Path, size: Size) -> None:
+    assert matches_snapshot(snap_compare, demo_app(live_demo_runs, run=LIVE_RUN), "m", size=size)
 
 
 def test_failed_run(snap_compare: Compare) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from textual.pilot import Pilot
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from support.runs.factories import write_labels
-from support.screen.demo_app import FROZEN_NOW, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import FROZEN_NOW, demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import real_app
 from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.screens.demo.server import FINISHED_RUN
@@ -22,19 +21,11 @@ from tui.screens.runs import RunsScreen
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
-@pytest.fixture(autouse=True)
-def runs(frozen_environment: None) -> Iterator[Path]:
-    root = Path("runs")
-    owners = demo_runs(root)
-    write_labels(RunFolder(root / FINISHED_RUN), RunLabels(tags=("best", "paper"), note="the run of table 2"))
-    yield root
-    for owner in owners:
-        owner.release()
-
-
-def test_marks_and_order(snap_compare: Compare, runs: Path) -> None:
+def test_marks_and_order(snap_compare: Compare, live_demo_runs: Path) -> None:
+    labels = RunLabels(tags=("best", "paper"), note="the run of table 2")
+    write_labels(RunFolder(live_demo_runs / FINISHED_RUN), labels)
     keys = "r j space space o j j j j enter"
-    assert matches_snapshot(snap_compare, demo_app(runs), keys)
+    assert matches_snapshot(snap_compare, demo_app(live_demo_runs), keys)
 
 
 def make_foreign_runs(root: Path) -> Path:
