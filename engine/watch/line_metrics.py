@@ -33,6 +33,7 @@ from engine.watch.line_plan import MAX_OTHER_WORDS, Context, Plan, StepNumber, m
 from engine.watch.line_prefix import strip_prefix
 from engine.watch.reading import (
     MAX_STEP,
+    THOUSANDS,
     Columns,
     flat_numbers,
     parse_json_object,
@@ -61,7 +62,6 @@ _NUMBER = re.compile(
     r"|(?<=[nN])(?i:an)(?:\(\w{1,8}\))?(?![A-Za-z_])|(?<=[iI])(?i:nf(?:inity)?)(?![A-Za-z_])"
     r"))(?!\.[0-9])"
 )
-_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _BLANKS = re.compile(r"[ \t]{2,}|\t")
 # `100%|███   | ` of tqdm, `━━━━` of Rich and Keras
 _BAR = re.compile(r"%\|[^|]{0,200}\||%?\s?[━╸╺─█▏▎▍▌▋▊▉]{2,}")
@@ -316,7 +316,7 @@ class LineParser:
 
     def _value(self, text: str) -> float:
         """Return a number. A comma is a decimal one where it can be nothing else, and then in all further numbers."""
-        is_sure = self._has_decimal_commas or _THOUSANDS.fullmatch(text) is None
+        is_sure = self._has_decimal_commas or THOUSANDS.fullmatch(text) is None
         is_decimal = is_sure and text.count(",") == 1 and "." not in text
         self._has_decimal_commas = self._has_decimal_commas or is_decimal
         number = parse_number(text.replace(",", "." if is_decimal else ""))

@@ -27,6 +27,7 @@ from engine.watch.line_names import (
     source_of,
     with_source,
 )
+from engine.watch.reading import SCALES
 
 MAX_OTHER_WORDS = 3  # beside the names of metrics; a sentence has more
 MAX_COUNTED_WORDS = 200
@@ -98,7 +99,6 @@ _SUMMARY = re.compile(r"\s{0,4}\*\s")
 # What follows a number.
 _NO_COUNT = re.compile(r"\.\w|[A-Za-z]")
 _OF = re.compile(r"(?:[kKM]|it)?[ ]{0,2}/[ ]{0,8}$")
-SCALES = {"k": 1e3, "K": 1e3, "M": 1e6}
 _UNITS = (
     r"(?:[mun]s|µs|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|[KMGTkmgt]i?[Bb](?:ytes)?|[KMG](?![A-Za-z])"
     r"|it|[A-Za-z]{1,12}/\w{1,12}(?:/\w{1,12}){0,2}|/s(?:/\w{1,12})?|[GT]?FLOPS?|[GTP]F|x|W|°?C)(?![A-Za-z\d_])"

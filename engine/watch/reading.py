@@ -59,8 +59,8 @@ PARAMETER_NAMES = frozenset({"config", "cfg", "hparams", "hyperparameters", "par
 _NUMBER_TEXT = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 # What C prints on Windows
 _ODD_NUMBER = re.compile(r"[-+]?(?:1\.#(?:QNAN|SNAN|IND|(?P<inf>INF))\w*|nan\(\w{1,8}\))", re.IGNORECASE)
-_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
-_SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 1.0}
+THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
+SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 1.0}
 
 _DECODER = json.JSONDecoder()
 _NEXT_VALUE = re.compile(r"\s*(?=\S)")
@@ -270,11 +270,11 @@ def parse_cell(text: str, *, decimal_commas: bool = False) -> float | None:
     """Return a number of a table: with separators of thousands, or a decimal comma, and with `%`, `k` or `M`."""
     if (number := parse_number(text)) is not None or not text:
         return number
-    scale = _SCALES.get(text[-1])
+    scale = SCALES.get(text[-1])
     body = text[:-1].rstrip() if scale is not None else text
     if decimal_commas and "." not in body and body.count(",") == 1:
         body = body.replace(",", ".")
-    elif _THOUSANDS.fullmatch(body):
+    elif THOUSANDS.fullmatch(body):
         body = body.replace(",", "")
     number = parse_number(body)
     return None if number is None else number * (scale or 1.0)

@@ -8,7 +8,7 @@ import signal
 from engine.base.errors import UsageError
 from engine.base.text import printable
 from engine.watch.line_metrics import MAX_LINE_LENGTH, ParsedLine
-from engine.watch.reading import parse_number, to_epoch, to_step
+from engine.watch.reading import parse_cell, to_epoch, to_step
 
 PARSE_EXAMPLE = "--parse 'loss[=: ]+(?P<loss>[0-9.eE+-]+)'"
 MAX_SHOWN_PATTERN = 200
@@ -66,11 +66,8 @@ class UserPattern:
         match = _TIME_LIMIT.search(self._compiled, text)
         if match is None:
             return None
-        found = {name: value for name, group in match.groupdict().items() if (value := _number_of(group)) is not None}
+        # What ends a sentence is no part of a number.
+        groups = {name: (group or "").strip(" \t,:;").rstrip(".") for name, group in match.groupdict().items()}
+        found = {name: value for name, group in groups.items() if (value := parse_cell(group)) is not None}
         step, epoch = to_step(found.pop("step", None)), to_epoch(found.pop("epoch", None))
         return ParsedLine(found, step, None, epoch) if found else None
-
-
-def _number_of(group: str | None) -> float | None:
-    """Return the number of a group, without thousands separators and what ends a sentence."""
-    return parse_number(group.replace(",", "").strip(" \t.%:;")) if group else None

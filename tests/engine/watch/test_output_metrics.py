@@ -332,6 +332,13 @@ def test_pattern_that_takes_exponential_time_is_given_up_and_reported() -> None:
     assert [point.value for point in metrics.feed("b=3 " + "1" * 60)] == [3]
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [(".5", 0.5), ("1,234.5,", 1234.5), ("85%", 85), ("2k", 2000), ("3.", 3), (": 4;", 4)]
+)
+def test_group_of_a_pattern_is_a_printed_number(text: str, value: float) -> None:
+    assert feed(OutputMetrics(["x(?P<loss>.*)"]), f"x{text}") == [Point("loss", 0, value)]
+
+
 def test_signal_handler_of_patterns_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: list[int] = []
     monkeypatch.setattr(user_patterns, "_TIME_LIMIT", user_patterns.TimeLimit())
