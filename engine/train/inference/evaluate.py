@@ -32,7 +32,7 @@ from engine.train.data.stream import BatchLoader
 from engine.train.distributed.failures import find_cause
 from engine.train.inference.trained_model import TrainedCheckpoint, build_trained_model
 from engine.train.loop.metrics import Evaluation
-from engine.train.loop.own_metrics import OwnMetrics, concatenate
+from engine.train.loop.own_metrics import OwnMetrics
 from engine.train.loop.tasks.base import Task
 from engine.train.models.factory import check_model
 
@@ -146,8 +146,7 @@ def evaluate_checkpoint(
         advice = "load images in the main process with data.workers=0"
         raise UsageError.one("data.workers", str(death), advice, code=death.code) from error
     evaluation, failures = accumulator.all_reduce(), list[Problem]()
-    outputs = concatenate(accumulator.outputs, task) if own or task.keeps_outputs else None
-    evaluation = own.add_to(evaluation, outputs, failures.append, selects=False)
+    evaluation = own.add_to(evaluation, accumulator.outputs, failures.append, selects=False)
     raise_if_any(failures)
     return CheckpointEvaluation(config, source, images, evaluation, images_per_class.tolist(), tuple(unread_files))
 

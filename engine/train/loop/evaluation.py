@@ -27,8 +27,6 @@ from engine.train.distributed.parallel import evaluation_model
 from engine.train.distributed.watchdog import Phase
 from engine.train.loop.checkpoint import load_checkpoint
 from engine.train.loop.metrics import Evaluation
-from engine.train.loop.own_metrics import gather_outputs
-from engine.train.loop.tasks.base import Outputs
 from engine.train.loop.trainer import Trainer
 from engine.train.models.tta import augmented_logits
 
@@ -66,8 +64,7 @@ def evaluate_networks(
     model, data, log, control = trainer.model, trainer.data, trainer.log, trainer.control
     networks = [(evaluation_model(network, model.parallel), dtype) for network, dtype in networks]
     own = trainer.own_metrics
-    task = model.task
-    accumulators = [task.accumulator(keeps_outputs=bool(own)) for _ in networks]
+    accumulators = [model.task.accumulator(keeps_outputs=bool(own)) for _ in networks]
 
     # Ranks may differ by one batch, and can only agree to stop at a batch that all of them have.
     common_batches = num_images // data.sampler.world_size // data.sampler.batch_size
@@ -93,13 +90,9 @@ def evaluate_networks(
     if not math.isfinite(mean_loss) and part == "val":
         reason = f"the validation loss of epoch {data.position.epoch} is {mean_loss}"
         raise NonFiniteLossError(f"{reason}; lower optim.lr")
-    gathered: list[Outputs | None] = [None] * len(accumulators)
-    if own or task.keeps_outputs:
-        gathered = [gather_outputs(each.outputs, task, trainer.cpu_group) for each in accumulators]
-    selects = part == "val"
     return [
-        own.add_to(each, outputs, log.warn, selects=selects)
-        for each, outputs in zip(evaluations, gathered, strict=True)
+        own.add_to(each, accumulator.outputs, log.warn, selects=part == "val", cpu_group=trainer.cpu_group)
+        for each, accumulator in zip(evaluations, accumulators, strict=True)
     ]
 
 

@@ -75,15 +75,25 @@ class OwnMetrics:
         return bool(self._metrics)
 
     def add_to(
-        self, evaluation: Evaluation, outputs: Outputs | None, warn: Callable[[Problem], None], *, selects: bool
+        self,
+        evaluation: Evaluation,
+        outputs: Sequence[Outputs],
+        warn: Callable[[Problem], None],
+        *,
+        selects: bool,
+        cpu_group: dist.ProcessGroup | None = None,
     ) -> Evaluation:
         """Return an evaluation with the metrics that the run records: `CLASS_METRICS`, and with the `outputs` of all
-        images those of the task (`Task.score`, also for `selects`) and the user's own. Other ranks than 0 have none."""
+        images those of the task (`Task.score`, also for `selects`) and the user's own. Other ranks than 0 have none.
+
+        `outputs` are those of this rank. A collective of `cpu_group`, if there is one."""
         means = {name: evaluation.class_means[name] for name in self._class_metrics if name in evaluation.class_means}
-        if outputs is None:
+        needs_outputs = bool(self) or self._task.keeps_outputs
+        gathered = gather_outputs(outputs, self._task, cpu_group) if needs_outputs else None
+        if gathered is None:
             return replace(evaluation, own=means)
-        scored = self._task.score(evaluation, outputs, selects=selects)
-        return replace(scored, own=means | scored.own | self.compute(outputs, warn))
+        scored = self._task.score(evaluation, gathered, selects=selects)
+        return replace(scored, own=means | scored.own | self.compute(gathered, warn))
 
     def compute(self, outputs: Outputs, warn: Callable[[Problem], None]) -> dict[str, float]:
         """Return the values of all metrics; those of a metric that fails are missing, and `warn` is called once."""
@@ -159,10 +169,10 @@ def concatenate(outputs: Sequence[Outputs], task: Task) -> Outputs:
     return predictions, targets
 
 
-def gather_outputs(outputs: Sequence[Outputs], task: Task, cpu_group: dist.ProcessGroup) -> Outputs | None:
+def gather_outputs(outputs: Sequence[Outputs], task: Task, cpu_group: dist.ProcessGroup | None) -> Outputs | None:
     """Return the outputs of all ranks on rank 0, in the order of the dataset; None on other ranks. A collective."""
     own = concatenate(outputs, task)
-    if dist.get_world_size(cpu_group) == 1:
+    if cpu_group is None or dist.get_world_size(cpu_group) == 1:
         return own
     buffer = BytesIO()
     torch.save(own, buffer)
