@@ -54,6 +54,8 @@ sys.dont_write_bytecode = False
 
 # The width of the terminal that starts the tests is none of theirs.
 os.environ.pop("COLUMNS", None)
+# Each worker has one core at most, and OpenMP's threads spin while they wait for one that has none.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Collections take a third of the time to import torch and all test modules.
 gc.disable()

@@ -44,6 +44,7 @@ nohup sleep 61 >/dev/null 2>&1 &
 """
 
 
+@pytest.mark.nightly
 def test_survivors_of_a_killed_supervisor_are_named_and_can_be_stopped(gputrain: Gputrain) -> None:
     supervisor = start(gputrain, "sh", "-c", f"{ESCAPES} echo ready; wait")
     wait_for(lambda: len(sleepers(gputrain)) >= 2, "the processes of the command")

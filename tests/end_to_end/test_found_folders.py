@@ -70,8 +70,8 @@ def from_run(gputrain: Gputrain, folder: Path) -> Found:
     ("write", "expected", "codes"),
     [
         (write_roboflow, (24, 10, 6, 2), {"images-repeated": "2 of 10 (valid/cat/copy0.jpg, "}),
-        (write_kaggle, (24, 8, 0, 2), {}),
-        (write_kaggle_table, (24, 8, 8, 2), {}),
+        pytest.param(write_kaggle, (24, 8, 0, 2), {}, marks=pytest.mark.nightly),
+        pytest.param(write_kaggle_table, (24, 8, 8, 2), {}, marks=pytest.mark.nightly),
         (write_camera, (53, 14, 0, 3), {"nested-classes": "", "similar-classes": "", "imbalanced-classes": "32 "}),
     ],
     ids=["Roboflow", "Kaggle", "table of Kaggle", "camera"],

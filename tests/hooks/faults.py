@@ -6,8 +6,6 @@ and once. `Gputrain.inject_fault` sets it.
 
 from __future__ import annotations
 
-import errno
-import itertools
 import json
 import os
 import signal
@@ -72,21 +70,6 @@ def install_faults(loop: Any, faults: list[dict[str, Any]]) -> None:
     loop.forward_backward = faulty
 
 
-def limit_forks(count: int) -> None:
-    """Make every fork after the first `count` fail, as at a process limit."""
-    fork, forks = os.fork, itertools.count()
-
-    def limited_fork() -> int:
-        if next(forks) >= count:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return fork()
-
-    os.fork = limited_fork
-
-
 def install() -> None:
     faults = json.loads(os.environ["GPUTRAIN_FAULT"])
-    for fault in faults:
-        if fault["kind"] == "fork":
-            limit_forks(fault["rank"])
     call_after_import("engine.train.loop.loop", lambda loop: install_faults(loop, faults))

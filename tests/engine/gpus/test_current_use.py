@@ -95,14 +95,6 @@ def test_utilization_is_use_where_driver_lists_no_process_and_no_memory(
     assert first_device().is_free is is_free
 
 
-def test_gpu_of_windows_without_any_reading_is_not_free(
-    loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvml, "WSL_DEVICE", Path("/dev/null"))
-    loaded_gpu_host.set_scene(gpu_line(0), "fault 0 * 3")
-    assert not first_device().is_free
-
-
 def test_gpu_in_mig_mode_without_instance_cannot_be_used(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(gpu_line(0, mig=1), gpu_line(1))
     snapshot = sample_gpus()

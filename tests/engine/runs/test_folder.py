@@ -18,7 +18,6 @@ from engine.config.run_name import name_from_stem
 from engine.config.schema import Config
 from engine.jobs.launch.handshake import continue_run_of_agents
 from engine.jobs.launch.request import RunRequest
-from engine.report.table import plain_lines
 from engine.runs import ownership as ownership_module
 from engine.runs.claim import Claim
 from engine.runs.control import send_request
@@ -33,22 +32,7 @@ from engine.train.loop.checkpoint import save_checkpoint
 from support.json_files import write_json
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import default_fields, make_run_folder, row_of
-from tui.screens.tables import styled
-from tui.screens.tables.runs import fit_run_list, listed_columns, run_list_line
-
-
-def state_of(folder: RunFolder) -> RunState:
-    return open_run(folder).state
-
-
-def test_run_state_without_owner_follows_journal_or_is_crashed(tmp_path: Path) -> None:
-    assert state_of(make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))) == RunState.CRASHED
-    assert (
-        state_of(make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="stopped"))) == RunState.STOPPED
-    )
-    assert state_of(make_run_folder(tmp_path, "c", make_run_started(), RunFinished(state="failed"))) == RunState.FAILED
-    assert state_of(make_run_folder(tmp_path, "d")) == RunState.CRASHED
+from support.runs.factories import make_run_folder
 
 
 def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(tmp_path: Path) -> None:
@@ -357,15 +341,3 @@ def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Pa
     assert continue_run_of_agents(request).config.run.name == folder.name
     make_foreign(folder)
     assert continue_run_of_agents(request) is request
-
-
-def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
-    make_run_folder(tmp_path, "mine", make_run_started(), make_epoch(1))
-    rows = [row_of(RunFolder(tmp_path / "mine"))]
-    assert "foreign" not in plain_lines(listed_columns(rows), rows)[0]
-    foreign = make_foreign(make_run_folder(tmp_path, "theirs", make_run_started(), make_epoch(1)))
-    rows.append(row_of(foreign))
-    lines = plain_lines(listed_columns(rows), rows)
-    assert ["  is writable by all users  " in line for line in lines] == [False, False, True]
-    line = run_list_line(fit_run_list(rows, 200, default_fields()), rows[1])
-    assert "is writable by all users" in styled(line).plain

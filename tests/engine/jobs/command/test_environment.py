@@ -169,8 +169,6 @@ def test_environment_options_name_what_a_command_would_not_inherit(tmp_path: Pat
     assert environment_options(command) == ["--env", "RANK", "--env", "B=2"]
 
 
-pytestmark = pytest.mark.nightly
-
 FAILING_RANK = """
 import signal, sys, time
 if "stubborn" in sys.argv:
@@ -197,6 +195,7 @@ def wait_for_ranks(process: CommandProcess, folder: Path) -> None:
     assert len(groups) == 3
 
 
+@pytest.mark.nightly
 def test_stop_gives_ranks_time_to_save(tmp_path: Path) -> None:
     with started(torchrun(tmp_path), tmp_path) as process:
         wait_for_ranks(process, tmp_path)
@@ -207,6 +206,7 @@ def test_stop_gives_ranks_time_to_save(tmp_path: Path) -> None:
     assert output_of(tmp_path).count("saved") == 2
 
 
+@pytest.mark.nightly
 def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     with started(torchrun(tmp_path, "stubborn"), tmp_path) as process:
         wait_for_ranks(process, tmp_path)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
-import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -27,8 +24,6 @@ from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
 from support.gputrain_command import wait_for
 from support.messages import has_problem
 from support.runs.command_owner import CommandRuns, stdin_with
-
-PYTHON = (sys.executable, "-I", "-S", "-c")
 
 
 @pytest.fixture
@@ -58,20 +53,6 @@ def test_run_of_command_records_its_output_and_its_end(runs: CommandRuns) -> Non
 def test_exit_code_is_that_of_the_command(runs: CommandRuns, line: str, code: int, recorded: int) -> None:
     assert runs.run("sh", "-c", line) == code
     assert (runs.record.state, runs.record.exit_code) == (RunState.FAILED, recorded)
-
-
-@pytest.mark.parametrize(
-    ("program", "kind"),
-    [
-        ("no-such-command", "command-not-found"),
-        ("./missing", "command-not-found"),
-        ("./data", "command-not-executable"),
-    ],
-)
-def test_command_that_cannot_be_executed_is_refused(runs: CommandRuns, program: str, kind: str) -> None:
-    (runs.cwd / "data").touch()
-    assert has_problem(refusal(runs, program).problems, kind, program)
-    assert not runs.folder.exists()
 
 
 def test_folder_as_a_command_is_called_a_folder(runs: CommandRuns) -> None:
@@ -154,12 +135,6 @@ def test_command_file_is_private_and_loses_the_environment_at_the_end(runs: Comm
     assert read_command(runs.run_folder).environment == {}
 
 
-def test_signal_to_the_supervisor_stops_the_command(runs: CommandRuns) -> None:
-    runs.when("ready", partial(os.kill, os.getpid(), signal.SIGTERM))
-    assert runs.run("sh", "-c", "echo ready; exec sleep 60") == 130
-    assert runs.record.state is RunState.STOPPED
-
-
 def test_second_stop_request_kills_a_command_that_ignores_the_first(runs: CommandRuns) -> None:
     control = runs.run_folder.control
 
@@ -219,15 +194,6 @@ def test_finished_command_is_not_run_again(runs: CommandRuns) -> None:
     runs.events.clear()
     assert runs.run("true", config={"run": {"resume": True}}) == 0
     assert [event.code for event in runs.events if isinstance(event, WarningEvent)] == ["already-finished"]
-
-
-@pytest.mark.parametrize("line", ["exit 3", "exit 0"])
-def test_other_command_does_not_take_the_place_of_that_of_the_run(runs: CommandRuns, line: str) -> None:
-    runs.run("sh", "-c", line)
-    stored = read_command(runs.run_folder)
-    error = refusal(runs, "true", config={"run": {"resume": True}})
-    assert has_problem(error.problems, "name-in-use", "a", f"sh -c '{line}'", "`gputrain resume a`")
-    assert read_command(runs.run_folder) == stored and runs.record.state is not RunState.RUNNING
 
 
 def test_result_of_a_command_has_the_name_that_it_prints(runs: CommandRuns) -> None:

@@ -110,21 +110,6 @@ def test_other_ranks_end_if_rank_0_crashes_before_run(gputrain: Gputrain) -> Non
     assert other == (ExitCode.FAILED, "")
 
 
-@pytest.mark.nightly
-def test_stopped_ranks_end_together(gputrain: Gputrain, tmp_path: Path) -> None:
-    ready = [tmp_path / "ready-0", tmp_path / "ready-1"]
-    stop = "open('{}', 'w').close(); time.sleep(1); os.kill(os.getpid(), signal.SIGTERM); return run_preflight(*_)"
-    ranks = start_ranks(gputrain, [stop.format(path) for path in ready])
-    while not all(path.exists() for path in ready):
-        time.sleep(0.02)
-    began = time.monotonic()
-    results = wait_for_ranks(ranks)
-    assert time.monotonic() - began < handshake.EXIT_TIMEOUT_SECONDS
-    assert [code for code, _ in results] == [0, 0]
-    assert all(says(text, "stopped", f"rank {rank} ") for rank, (_, text) in enumerate(results))
-    assert [len(text.splitlines()) for _, text in results] == [1, 1]
-
-
 def test_restart_by_torchrun_takes_over_run_of_its_own_agents(tmp_path: Path) -> None:
     """Their host may be gone, and its clock ahead."""
     folder = make_run_folder(tmp_path, "a", make_run_started())

@@ -265,12 +265,6 @@ def test_owner_renews_heartbeat_and_keeps_reservation_from_tmp_cleaners(
         assert all(max(path.stat().st_mtime, path.stat().st_atime) > 0 for path in reserved)
 
 
-def test_owner_does_not_queue_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:
-    make_ended_run(tmp_path, "finished")
-    with owner(tmp_path, run={"resume": True, "epochs": 2}) as owned, pytest.raises(AlreadyFinishedError):
-        owned.queue()
-
-
 def test_owner_finds_end_that_only_the_journal_of_a_killed_run_has(tmp_path: Path) -> None:
     folder = make_ended_run(tmp_path, "finished")
     folder.summary.write_text('{"format": 1, "state": "running"}')

@@ -16,16 +16,7 @@ from engine.base.exit_codes import ExitCode
 from engine.jobs.launch import rank_starter
 from engine.jobs.launch.rank_process import Inherited, InheritedFd, run_spawned_rank
 from engine.jobs.launch.rank_starter import choose_start_method, find_fork_obstacle
-from support.gputrain_command import Gputrain
-from support.messages import raises_problem, says
-
-SHORT = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "1", "--name", "short"]
-# Python imports it when a process starts; a rank starter then has two threads.
-THREAD_IN_RANK_STARTER = """
-import sys, threading, time
-if "engine.jobs.launch.rank_starter" in str(sys.orig_argv):
-    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-"""
+from support.messages import raises_problem
 
 
 def run_in_single_thread(action: Callable[[], object]) -> str:
@@ -75,20 +66,6 @@ def test_choose_start_method_spawns_or_refuses_with_obstacle(monkeypatch: pytest
     assert choose_start_method("auto") == "spawn"
     with raises_problem("not-supported", "device.start_method", "uses a GPU", "auto", "spawn"):
         choose_start_method("fork")
-
-
-@pytest.mark.nightly
-def test_run_spawns_ranks_if_rank_starter_has_threads(gputrain: Gputrain) -> None:
-    hooks = gputrain.folder / "hooks"
-    hooks.mkdir()
-    (hooks / "sitecustomize.py").write_text(THREAD_IN_RANK_STARTER)
-    planned = gputrain(*SHORT, "--dry-run", PYTHONPATH=str(hooks))
-    assert "start method       spawn\n" in planned.stdout
-    refused = gputrain(*SHORT, "device.start_method=fork", PYTHONPATH=str(hooks))
-    assert refused.returncode == 2
-    last = refused.stderr.splitlines()[-1]
-    assert says(last, "not-supported", "error: device.start_method: ", "has 2 threads", "auto", "spawn")
-    assert not (gputrain.runs / "short").exists()
 
 
 def test_spawned_rank_prints_error_of_job_that_cannot_be_loaded(

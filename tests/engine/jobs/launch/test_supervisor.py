@@ -132,14 +132,6 @@ def test_supervisor_reports_torch_import_error_in_one_line(gputrain: Gputrain) -
 
 
 @pytest.mark.nightly
-def test_supervisor_reports_fork_failure_in_one_line(gputrain: Gputrain) -> None:
-    gputrain.inject_fault("fork", rank=1)
-    done = gputrain(*LONG)
-    assert done.returncode == 1
-    assert "failed: BlockingIOError: [Errno 11] Resource temporarily unavailable" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.nightly
 def test_run_survives_terminal_hangup_and_is_not_blocked_by_reader_of_stdout(gputrain: Gputrain) -> None:
     controller, terminal = pty.openpty()
     options = ["--epochs", "30", "--name", "long", "--json", "run.log_every=1"]
