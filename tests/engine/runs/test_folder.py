@@ -27,7 +27,6 @@ from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.ownership import Ownership, RunFolderGoneError, check_claim, claim_run
 from engine.runs.recorder import Recorder
 from engine.runs.run_record import read_run_record
-from engine.runs.run_row import open_run
 from engine.train.loop.checkpoint import save_checkpoint
 from support.json_files import write_json
 from support.messages import raises_problem
