@@ -15,15 +15,7 @@ SKIPPED_EXIT_CODE = 77
 
 
 # Five to forty seconds each.
-NIGHTLY_ATTACKS = (
-    "checkpoint_code",
-    "command",
-    "hosts",
-    "repository",
-    "reservations",
-    "run_folder",
-    "user_folders",
-)
+NIGHTLY_ATTACKS = ("checkpoint_code", "command", "hosts", "repository", "reservations", "run_folder")
 
 
 @pytest.mark.expensive("each attack starts a run as another user would meet it")
