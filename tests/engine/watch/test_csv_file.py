@@ -18,28 +18,6 @@ from engine.watch.reading import ColumnChoice, list_folder
 from support.foreign import points_of, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
-TIMM = """\
-epoch,train_loss,eval_loss,eval_top1,lr
-0,2.5,2.4,10.0,0.1
-1,2.25,2.2,20.0,0.1
-epoch,train_loss,eval_loss,eval_top1,eval_top5,lr
-2,2.0,2.0,30.0,60.0,0.01
-"""
-
-
-def test_csv_file_reads_keras_logger_with_semicolons() -> None:
-    points = points_of(CsvFile(RECORDINGS / "keras/history.csv"))
-    assert [step for step, _ in values_of(points, "val_loss")] == [0, 1, 2, 3, 4]
-    assert values_of(points, "loss")[-1] == (4, 0.4444974958896637)
-
-
-def test_csv_file_takes_heading_that_resumed_timm_run_repeats(tmp_path: Path) -> None:
-    path = tmp_path / "summary.csv"
-    path.write_text(TIMM)
-    points = points_of(CsvFile(path))
-    assert values_of(points, "eval_top1") == [(0, 10.0), (1, 20.0), (2, 30.0)]
-    assert values_of(points, "eval_top5") == [(2, 60.0)]
-    assert values_of(points, "lr") == [(0, 0.1), (1, 0.1), (2, 0.01)]
 
 
 @pytest.mark.parametrize(
@@ -168,14 +146,6 @@ def test_rows_of_fractional_epochs_are_all_kept(tmp_path: Path) -> None:
     path.write_text("epoch,loss\n" + "".join(f"{row / 4},{row}\n" for row in range(10)))
     points = points_of(CsvFile(path))
     assert [(point.step, point.epoch) for point in points] == [(row, row / 4) for row in range(10)]
-
-
-def test_steps_that_start_again_in_each_epoch_are_all_kept(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("epoch,iter,loss\n" + "".join(f"{epoch},{step},1\n" for epoch in (1, 2) for step in (0, 10)))
-    source = CsvFile(path)
-    assert [point.step for point in points_of(source)] == [0, 10, 11, 12]
-    assert source.poll().problem is None
 
 
 def test_rows_are_of_the_part_of_the_data_that_they_name(tmp_path: Path) -> None:

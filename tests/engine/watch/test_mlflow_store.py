@@ -11,7 +11,7 @@ import pytest
 from engine.watch.folders import find_runs
 from engine.watch.mlflow_store import MlflowRun
 from engine.watch.points import Point
-from support.foreign import points_of, values_of
+from support.foreign import values_of
 
 
 def make_run(folder: Path, **metrics: str) -> Path:
@@ -62,13 +62,6 @@ def test_mlflow_run_escapes_names_of_parameters(tmp_path: Path) -> None:
     source = MlflowRun(make_run(tmp_path, loss="1 1 1\n"))
     (tmp_path / "params" / "\x1b[31m").write_text("red")
     assert source.poll().parameters == {"\\x1b[31m": "red"}
-
-
-def test_mlflow_run_passes_over_damaged_lines(tmp_path: Path) -> None:
-    lines = "1 0.5 1\n\n1\ntext text text\n1 2 3 4\n1 nan 2\n1 0.5 1e400\n\xff 7 9\n"
-    points = points_of(MlflowRun(make_run(tmp_path, loss=lines)))
-    assert [point.step for point in points] == [1, 2, 9]
-    assert math.isnan(points[1].value)
 
 
 def test_mlflow_run_starts_over_when_file_is_replaced(tmp_path: Path) -> None:

@@ -69,11 +69,6 @@ def test_whole_epochs_are_steps_of_lines_without_others() -> None:
     assert steps_of("Epoch 1/3 loss: 3", "Epoch 2/3 loss: 2") == [(1, 3), (2, 2)]
 
 
-def test_epoch_of_keras_is_in_the_line_before() -> None:
-    lines = ("Epoch 1/2", "40/40 - 1s - loss: 3", "Epoch 2/2", "40/40 - 1s - loss: 2")
-    assert feed(OutputMetrics(), *lines) == [Point("loss", 40, 3.0, 1.0), Point("loss", 80, 2.0, 2.0)]
-
-
 def test_counter_that_starts_again_in_each_epoch_counts_on() -> None:
     lines = [f"Epoch [{epoch}/3], Step [{step}/20], loss: {epoch}" for epoch in (1, 2, 3) for step in (10, 20)]
     assert [step for step, _ in steps_of(*lines)] == [10, 20, 30, 40, 50, 60]
@@ -250,13 +245,6 @@ def test_lines_of_a_rank_above_zero_count_if_no_other_prints() -> None:
     assert [step for step, _ in steps_of(*(f"[rank1]: step {step} loss 1" for step in range(6)))] == list(range(6))
 
 
-def test_lines_of_the_first_worker_of_ray_count() -> None:
-    lines = [f"(RayTrainWorker pid={pid}, ip=10.0.0.7) epoch {epoch} loss {pid}" for epoch in (1, 2) for pid in (7, 8)]
-    assert steps_of(*lines, "(RayTrainWorker pid=7, ip=10.0.0.7) epoch 3 loss 6 [repeated 3x across cluster]") == [
-        (1, 7), (2, 7), (3, 6),
-    ]  # fmt: skip
-
-
 def test_labels_of_srun_are_ranks() -> None:
     lines = ["0: start", "1: start", "0: step 1 loss 5", "1: step 1 loss 6", "0: step 2 loss 5", "1: step 2 loss 6"]
     assert steps_of(*lines) == [(1, 5), (2, 5)]
@@ -272,17 +260,6 @@ def test_brackets_that_are_no_ranks_are_kept(line: str) -> None:
 
 
 # Tables
-
-
-def test_table_has_metrics_by_its_heading() -> None:
-    metrics = OutputMetrics()
-    heading = "      Epoch    GPU_mem       loss  Instances       Size"
-    lines = [heading, "        1/3         0G      2.303         16         64: 100% ━━━━ 4/4 5.2it/s 0.8s"]
-    lines += ["               classes   top1_acc   top5_acc: 100% ━━━━ 1/1 5.0it/s 0.2s", "  all        0.1          1"]
-    lines += [heading, "        2/3         0G        2.1         16         64: 100% ━━━━ 4/4 5.2it/s 0.8s"]
-    assert [(point.name, point.step, point.value) for point in feed(metrics, *lines)] == [
-        ("loss", 1, 2.303), ("top1_acc", 1, 0.1), ("top5_acc", 1, 1.0), ("loss", 2, 2.1),
-    ]  # fmt: skip
 
 
 # Patterns of the user
@@ -369,22 +346,6 @@ def test_lines_below_a_heading_have_its_step() -> None:
 def test_lines_below_a_heading_of_an_evaluation_are_of_it() -> None:
     lines = ("loss: 2.3  [   64/60000]", "Test Error: ", " Accuracy: 50.9%, Avg loss: 2.1", "loss: 2.2  [  128/60000]")
     assert names_and_steps(*lines) == [("loss", 64), ("test/Accuracy", 64), ("test/loss", 64), ("loss", 128)]
-
-
-def test_validation_with_the_steps_of_the_training_keeps_all_points() -> None:
-    lines = [f"step {step}/1000 {name}_loss 3" for step in (100, 200) for name in ("train", "val")]
-    assert names_and_steps(*lines) == [("train_loss", 100), ("val_loss", 100), ("train_loss", 200), ("val_loss", 200)]
-
-
-def test_summary_of_a_step_is_another_curve() -> None:
-    lines = ("loss = 2.1, step = 200", "Saving dict for global step 200: accuracy = 0.8, global_step = 200, loss = 1.1")
-    assert names_and_steps(*lines) == [("loss", 200), ("accuracy", 200), ("summary/loss", 200)]
-
-
-def test_summary_of_an_evaluation_is_its_point() -> None:
-    lines = ("Test: [0/2] Acc@1 1 (1)", "Test: [1/2] Acc@1 9 (2)", " * Acc@1 3")
-    metrics = OutputMetrics()
-    assert [(point.name, point.value) for point in feed(metrics, *lines)] == [("test/Acc@1", 3)]
 
 
 def test_recap_of_the_best_step_is_no_point() -> None:

@@ -17,7 +17,7 @@ from engine.watch.event_records import length_checksum
 from engine.watch.points import Point
 from engine.watch.reading import Reading
 from engine.watch.tensorboard import MAX_RECORD_BYTES, EventFolder
-from support.foreign import event, event_file, field, frame, points_of, scalar, session_start, values_of
+from support.foreign import event, event_file, field, frame, points_of, scalar, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 FILE = "events.out.tfevents.1.host"
@@ -158,16 +158,6 @@ def test_event_folder_starts_over_when_file_is_replaced(tmp_path: Path, is_short
     readings = [source.poll() for _ in range(3)]
     assert [reading.drop_from for reading in readings if reading.drop_from is not None] == [-math.inf]
     assert [point.value for reading in readings for point in reading.points] == [2.0] * count
-
-
-def test_event_folder_drops_points_after_step_of_restarted_session(tmp_path: Path) -> None:
-    before = [event(step, scalar("a", 1.0)) for step in range(10)]
-    after = [event(step, scalar("a", 2.0)) for step in range(5, 8)]
-    (tmp_path / FILE).write_bytes(event_file(session_start(0), *before, session_start(5), *after))
-    source = EventFolder(tmp_path)
-    first, second = source.poll(), source.poll()
-    assert (first.drop_from, len(first.points)) == (None, 10)
-    assert (second.drop_from, values_of(second.points, "a")) == (5, [(5, 2.0), (6, 2.0), (7, 2.0)])
 
 
 def losses(first_time: float, steps: range) -> bytes:
