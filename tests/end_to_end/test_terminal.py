@@ -79,6 +79,7 @@ def latin_locale(tmp_path: Path) -> dict[str, str]:
     return {"LOCPATH": str(tmp_path), "LANG": name, "LC_ALL": name}
 
 
+@pytest.mark.nightly
 def test_tui_in_locale_of_eight_bits_draws_in_ascii(gputrain: Gputrain, latin_locale: dict[str, str]) -> None:
     terminal = Terminal(gputrain, SCREEN, "--demo", **latin_locale)
     terminal.wait_for("digits-3")

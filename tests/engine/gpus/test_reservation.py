@@ -120,6 +120,7 @@ def test_reservation_of_killed_run_is_released(gputrain: Gputrain, four_gpus: Fa
     assert reservation_files(four_gpus) == []
 
 
+@pytest.mark.nightly
 def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
     first = Holder(gputrain, four_gpus, "all", "first")
     first.wait_for_gpus()
@@ -134,7 +135,7 @@ def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: Fa
     assert waiting.wait_for_gpus() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("is_listed", [True, False])
+@pytest.mark.parametrize("is_listed", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_waiting_run_survives_the_loss_of_a_gpu(gputrain: Gputrain, four_gpus: FakeGpuHost, is_listed: bool) -> None:
     first = Holder(gputrain, four_gpus, "1", "first")
     first.wait_for_gpus()

@@ -215,11 +215,12 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_row_of_run_without_valid_record_is_made_from_its_journal(root: Path, damage: object) -> None:
+def test_row_of_run_without_valid_record_is_made_from_its_journal(root: Path) -> None:
     expected = read_list(root).rows
-    damage(root / "run-3" / "summary.json")  # type: ignore[operator]
-    assert read_list(root).rows == expected
+    for number, damage in enumerate(DAMAGE.values()):
+        damage(root / f"run-{number}" / "summary.json")
+    rows = read_list(root).rows
+    assert {row.name for row, whole in zip(rows, expected, strict=True) if row != whole} == set()
 
 
 def test_list_rereads_unreadable_run_although_its_folder_is_unchanged(

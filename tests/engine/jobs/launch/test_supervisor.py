@@ -52,6 +52,7 @@ def state(gputrain: Gputrain) -> str:
     return str(rows[0]["state"])
 
 
+@pytest.mark.nightly
 def test_sigint_stops_run_at_next_step_with_checkpoint(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     long_run.send_signal(signal.SIGINT)
     _, messages = long_run.communicate(timeout=60)
