@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -193,16 +192,17 @@ class Journal:
 
 
 class JournalReader:
-    """Reads a growing journal. `offset` is the byte position of the next read; before the first `poll` it can be set to
-    the beginning of any line."""
+    """Follows a journal. It begins again with the first line when the journal shrinks or another file has its name.
+
+    `offset` is the byte position of the next read; before the first `poll` it can be set to the beginning of any line.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin with the first line again."""
-        self.offset = 0
+        self.offset = self.size = self._inode = 0
+        """`size` is that of the journal at the last `poll`, and `offset` if it is missing or unreadable."""
+        self.was_replaced = False
+        """Whether the last `poll` found another journal, which voids the events before."""
         self._damage: str | None = None
         self._access_problem: str | None = None
         self._partial_line = b""
@@ -231,11 +231,17 @@ class JournalReader:
         An incomplete last line is kept for the next call. At most one chunk and one line of `MAX_LINE_BYTES` are in
         memory; longer lines are skipped.
         """
+        self.was_replaced = False
         try:
             with open_regular_file(self._path) as file:
                 self._access_problem = None
-                end = os.fstat(file.fileno()).st_size
-                end = end if max_bytes is None else min(end, self.offset + max_bytes)
+                status = os.fstat(file.fileno())
+                is_other = self._inode not in (0, status.st_ino)
+                self.was_replaced = self.offset > 0 and (is_other or status.st_size < self.offset)
+                if self.was_replaced:
+                    self.offset, self._damage, self._partial_line = 0, None, b""
+                self._inode, self.size = status.st_ino, status.st_size
+                end = self.size if max_bytes is None else min(self.size, self.offset + max_bytes)
                 file.seek(self.offset)
                 while data := file.read(min(max(end - self.offset, 0), READ_CHUNK_BYTES)):
                     self.offset += len(data)
@@ -245,10 +251,11 @@ class JournalReader:
                         limit = f"{MAX_LINE_BYTES >> 20} MiB"
                         self._damage = f"{self._path.name} is damaged: it has a line of more than {limit}"
                     yield from lines
-        except FileNotFoundError:
-            return
         except OSError as error:
-            self._access_problem = f"{self._path.name} cannot be read: {error.strerror}"
+            self.size = self.offset
+            # A journal that is missing keeps the events that were read.
+            if not isinstance(error, FileNotFoundError):
+                self._access_problem = f"{self._path.name} cannot be read: {error.strerror}"
 
 
 def find_session_problem(path: Path) -> str | None:
@@ -270,45 +277,3 @@ def _session_problem(line: bytes) -> str | None:
     except InvalidRecordError as error:
         return str(error)
     return None
-
-
-class JournalFollower(JournalReader):
-    """Reads what is appended to a journal. It starts over when the journal shrinks or another file has its name.
-
-    A journal that is missing or unreadable keeps the events that were read. At most one chunk is in memory.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._inode = self._size = 0
-
-    @property
-    def unread_bytes(self) -> int:
-        """Number of bytes that `look` found and `read` has not read."""
-        return max(self._size - self.offset, 0)
-
-    def look(self) -> bool:
-        """Find out how much can be read. Return whether the journal was replaced, which voids its earlier events."""
-        try:
-            status = self._path.lstat()
-        except OSError:
-            self._size = self.offset
-            return False
-        if not stat.S_ISREG(status.st_mode):
-            # The reader refuses it, and says why.
-            self._size = self.offset
-            return False
-        was_replaced = self.offset > 0 and (status.st_size < self.offset or status.st_ino != self._inode)
-        if was_replaced:
-            self.restart()
-        self._inode, self._size = status.st_ino, status.st_size
-        return was_replaced
-
-    def read(self, max_bytes: int) -> list[Event]:
-        """Return the unread events of the next `max_bytes` bytes."""
-        start = self.offset
-        events = list(self.poll(max_bytes))
-        if self.offset == start:
-            # The journal is gone, or cannot be read.
-            self._size = start
-        return events

@@ -16,7 +16,7 @@ from engine.base.codec import UNSET
 from engine.config.monitor import DEFAULT_MONITOR
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
-from engine.runs.journal import JournalFollower
+from engine.runs.journal import JournalReader
 from engine.runs.metrics import METRICS, STEP_QUANTITIES, own_metric
 from engine.runs.monitor import monitor_of
 from engine.runs.series import FloatArray
@@ -135,23 +135,21 @@ class JournalSource:
         on_event: Callable[[Event], object] = lambda event: None,
         on_replaced: Callable[[], object] = lambda: None,
     ) -> None:
-        self._journal, self._on_event, self._on_replaced = JournalFollower(path), on_event, on_replaced
+        self._journal, self._on_event, self._on_replaced = JournalReader(path), on_event, on_replaced
         self._points = JournalPoints()
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the events of at most about `max_bytes`."""
-        was_replaced = self._journal.look()
-        if was_replaced:
+        events = list(self._journal.poll(max_bytes))
+        if was_replaced := self._journal.was_replaced:
             self._points = JournalPoints()
             self._on_replaced()
-        events = self._journal.read(max_bytes)
         reading = self._points.read(events)
         if was_replaced:
             reading.drop_from = -math.inf
         for event in events:
             self._on_event(event)
-        reading.read_bytes = self._journal.offset
-        reading.total_bytes = reading.read_bytes + self._journal.unread_bytes
+        reading.read_bytes, reading.total_bytes = self._journal.offset, self._journal.size
         reading.problem = self._journal.problem
         return reading
 

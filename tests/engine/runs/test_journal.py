@@ -23,7 +23,6 @@ from engine.runs.history import history_from_events
 from engine.runs.journal import (
     MAX_LINE_BYTES,
     Journal,
-    JournalFollower,
     JournalReader,
     find_session_problem,
     from_line,
@@ -200,8 +199,9 @@ def append(journal: Path, *events: Event) -> None:
         file.writelines(to_line(event) + "\n" for event in events)
 
 
-def read(follower: JournalFollower) -> tuple[bool, list[Event]]:
-    return follower.look(), follower.read(1 << 20)
+def read(reader: JournalReader) -> tuple[bool, list[Event]]:
+    events = list(reader.poll())
+    return reader.was_replaced, events
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def journal(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("is_shorter", [True, False])
 def test_follower_starts_over_when_journal_is_replaced(journal: Path, is_shorter: bool) -> None:
-    follower = JournalFollower(journal)
+    follower = JournalReader(journal)
     read(follower)
     other = journal.with_suffix(".new")
     append(other, *(make_epoch(number, 0.5) for number in range(1, 2 if is_shorter else 20)))
@@ -224,7 +224,7 @@ def test_follower_starts_over_when_journal_is_replaced(journal: Path, is_shorter
 
 
 def test_follower_keeps_its_place_while_journal_is_missing(journal: Path) -> None:
-    follower = JournalFollower(journal)
+    follower = JournalReader(journal)
     read(follower)
     journal.rename(journal.with_suffix(".away"))
     assert read(follower) == (False, []) and follower.problem is None
@@ -234,7 +234,7 @@ def test_follower_keeps_its_place_while_journal_is_missing(journal: Path) -> Non
 
 
 def test_follower_reports_unreadable_journal_until_it_can_be_read(journal: Path) -> None:
-    follower, target = JournalFollower(journal), journal.with_suffix(".target")
+    follower, target = JournalReader(journal), journal.with_suffix(".target")
     journal.rename(target)
     journal.symlink_to(target)
     assert read(follower) == (False, [])
@@ -248,8 +248,7 @@ def test_follower_reports_unreadable_journal_until_it_can_be_read(journal: Path)
 def test_follower_reads_long_journal_in_parts(tmp_path: Path) -> None:
     journal, line = tmp_path / "events.jsonl", to_line(make_step(1)) + "\n"
     journal.write_text(line * 1000)
-    follower = JournalFollower(journal)
-    follower.look()
-    assert len(follower.read(100 * len(line))) == 100
-    assert follower.unread_bytes == 900 * len(line)
-    assert len(follower.read(1 << 20)) == 900
+    follower = JournalReader(journal)
+    assert len(list(follower.poll(100 * len(line)))) == 100
+    assert follower.size - follower.offset == 900 * len(line)
+    assert len(list(follower.poll())) == 900
