@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
 from support.screen.demo_app import wait_until_idle
-from tui.screens.app import GputrainApp
 from tui.screens.form import FormScreen
 
 
@@ -22,12 +20,6 @@ async def type_into(pilot: Pilot[None], key: str, text: str) -> None:
     form_of(pilot).fields.select(key)
     await pilot.press(*text)
     await wait_until_idle(pilot)
-
-
-def post_keys(app: GputrainApp, *keys: str) -> None:
-    """Send keys that arrive together, before the first of them is handled."""
-    for key in keys:
-        app.post_message(Key(key, key if len(key) == 1 else None))
 
 
 def entry_of(pilot: Pilot[None]) -> Input:

@@ -8,8 +8,8 @@ import pytest
 from textual.pilot import Pilot
 
 from support.screen.demo_app import visible_text, wait_until_idle
-from support.screen.form_driver import entry_of, form_of, post_keys, type_into
-from support.screen.screen_driver import drive, press, real_app, type_keys
+from support.screen.form_driver import entry_of, form_of, type_into
+from support.screen.screen_driver import drive, press, press_in_burst, real_app, type_keys
 from tui.screens.dialogs import ChoiceDialog, TextDialog
 from tui.screens.form import FormScreen
 
@@ -43,14 +43,12 @@ def test_form_screen_lists_choices_until_one_is_taken_or_typed_in_full(tmp_path:
 
 @pytest.mark.usefixtures("unchecked")
 def test_form_screen_gets_keys_typed_while_it_opens(tmp_path: Path) -> None:
-    app = real_app(tmp_path / "runs")
-
     async def act(pilot: Pilot[None]) -> None:
-        post_keys(app, "n", "down", *"quick", "down", "down", "down", "5")
+        press_in_burst(pilot, "n", "down", *"quick", "down", "down", "down", "5")
         await wait_until_idle(pilot)
         assert form_of(pilot).form.overrides == {"run.name": "quick", "run.epochs": "5"}
 
-    drive(app, act, (120, 34))
+    drive(real_app(tmp_path / "runs"), act, (120, 34))
 
 
 @pytest.mark.usefixtures("unchecked")
