@@ -9,13 +9,16 @@ from __future__ import annotations
 import heapq
 import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from engine.base.files import find_file_stamp
-from engine.watch.json_file import JsonFile, closed
-from engine.watch.parameters import flatten
+from engine.base.files import find_file_stamp, read_bytes
+from engine.watch.json_file import MAX_FILE_BYTES, JsonFile, closed
+from engine.watch.parameters import Parameters, flatten
 from engine.watch.reading import Listing, Log, Reading, flat_numbers, list_folder, parse_json_object
 
 STATE_FILE = "trainer_state.json"
@@ -57,6 +60,19 @@ def _newest_state(folder: Path) -> list[Path]:
     return [max(stamps)[1]] if stamps else []
 
 
+def state_parameters(path: Path) -> Parameters:
+    """Return the scalars of a `trainer_state.json`, such as `max_steps`; none of another file."""
+    if path.name != STATE_FILE:
+        return {}
+    with suppress(OSError):
+        return _scalars(parse_json_object(read_bytes(path, MAX_FILE_BYTES)) or {})
+    return {}
+
+
+def _scalars(state: Mapping[str, Any]) -> Parameters:
+    return flatten({key: value for key, value in state.items() if isinstance(value, bool | int | float | str)})
+
+
 class TrainerStates(JsonFile):
     """Follows the newest `trainer_state.json` of a folder and its checkpoints."""
 
@@ -72,7 +88,6 @@ class TrainerStates(JsonFile):
         if state is None:
             self._problem = f"{path.name} is damaged or incomplete"
             state = parse_json_object(closed(data.decode(errors="replace"))) or {}
-        scalars = {key: value for key, value in state.items() if isinstance(value, bool | int | float | str)}
-        reading.parameters |= flatten(scalars)
+        reading.parameters |= _scalars(state)
         history = state.get("log_history")
         return [flat_numbers(row) for row in history if isinstance(row, dict)] if isinstance(history, list) else []

@@ -16,6 +16,7 @@ from engine.jobs.command.inner_commands import argument_parameters
 from engine.jobs.command.membership import processes_by_run
 from engine.watch.parameters import Parameters, read_parameters
 from engine.watch.reading import Log, parse_number
+from engine.watch.trainer_state import state_parameters
 
 # Reads the environments of all processes, 10 ms for 100.
 LOOK_SECONDS = 5.0
@@ -71,8 +72,9 @@ def _arguments_of(pid: int) -> Parameters:
 
 
 def has_arguments(log: Log, arguments: Mapping[str, object], rivals: Iterable[Mapping[str, object]]) -> bool:
-    """Whether the files beside a log have parameters of this command, and contradict those of each of the `rivals`."""
-    stored = read_parameters(log.files[0].parent)
+    """Whether a log or the files beside it have parameters of this command, and contradict those of each of the
+    `rivals`."""
+    stored = read_parameters(log.files[0].parent) | state_parameters(log.files[0])
     return _fit(stored, arguments) is True and all(_fit(stored, others) is False for others in rivals)
 
 
