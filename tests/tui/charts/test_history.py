@@ -19,20 +19,11 @@ def history_of(values: list[float | None], step_s: float = 1.0) -> LoadHistory:
     return history
 
 
-def test_history_averages_values_of_one_column() -> None:
+def test_columns_average_their_values_keep_gaps_and_hold_a_value_between_samples_but_not_for_long() -> None:
     assert history_of([float(value) for value in range(120)], 1.0).columns(100, 10)[-1] == sum(range(109, 119)) / 10
-
-
-def test_history_keeps_unknown_values_as_gaps() -> None:
     assert history_of([10.0, None, 30.0]).columns(3, 3) == [10.0, None, 30.0]
-
-
-def test_history_holds_value_between_samples() -> None:
-    assert history_of([10.0, 20.0, 30.0], step_s=3.0).columns(6, 6) == [10.0, 10.0, 20.0, 20.0, 20.0, 30.0]
-
-
-def test_history_does_not_hold_value_for_long() -> None:
     assert history_of([10.0, 20.0], step_s=30.0).columns(4, 4) == [None, None, None, 20.0]
+    assert history_of([10.0, 20.0, 30.0], step_s=3.0).columns(6, 6) == [10.0, 10.0, 20.0, 20.0, 20.0, 30.0]
 
 
 def test_history_columns_only_move_while_time_passes() -> None:

@@ -142,11 +142,6 @@ def test_plot_draws_no_value_above_label_of_larger_value(height: int, low: float
         assert row <= highest if label > high else row >= lowest if label < low else highest <= row <= lowest
 
 
-def ramp(length: int, slope: float) -> Series:
-    x = np.arange(length, dtype=float)
-    return Series(x, slope * x)
-
-
 def test_mark_columns_of_many_curves_are_disjoint() -> None:
     columns = [column for index in range(16) for column in mark_columns(index, 16, 150)]
     assert len(columns) == len(set(columns))

@@ -8,25 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.jobs.sweeps.space import Choices, Range
 from engine.jobs.sweeps.status import SweepReader, SweepStatus
 from support.replace import replace
 from support.runs.sweeps import make_finished_trials
 from support.screen.plots import plain_rows
 from tui.charts.plot import plot
-from tui.charts.sweep import MAX_CURVES, axis_position, param_curves, trial_curves
+from tui.charts.sweep import MAX_CURVES, param_curves, trial_curves
 
 
 @pytest.fixture(scope="module")
 def status(tmp_path_factory: pytest.TempPathFactory) -> SweepStatus:
     folder, _ = make_finished_trials(Path(tmp_path_factory.mktemp("sweep")))
     return SweepReader(folder).poll()
-
-
-def test_position_of_a_value_follows_its_space() -> None:
-    assert axis_position(Range(1e-3, 1.0, log=True), 0.01) == pytest.approx(-2)
-    assert axis_position(Range(0, 4, integer=True), 3) == 3
-    assert axis_position(Choices(("sgd", "adamw")), "adamw") == 1
 
 
 @pytest.mark.parametrize(

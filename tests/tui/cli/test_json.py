@@ -31,12 +31,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return make_ended_runs(tmp_path, 2)[1]
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_command_prints_one_object_that_begins_with_its_format(run: RunFolder, line: str) -> None:
-    printed = json.loads(call(*line.split()).stdout)
-    assert next(iter(printed.items())) == ("format", 1)
-
-
 def test_each_line_of_a_stream_has_the_format() -> None:
     for values in (make_run_started(), make_step(3), {"type": "lr_step", "loss": float("nan")}):
         assert json.loads(json_line(values))["format"] == 1
@@ -44,8 +38,9 @@ def test_each_line_of_a_stream_has_the_format() -> None:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_page_has_the_fields_that_a_command_prints(run: RunFolder, line: str) -> None:
+def test_command_prints_one_object_with_its_format_and_the_fields_of_its_page(run: RunFolder, line: str) -> None:
     printed = json.loads(call(*line.split()).stdout)
+    assert next(iter(printed.items())) == ("format", 1)
     assert {*printed} == {"format", *fields_of(JSON_PAGE, f"`gputrain {line.split()[0]} --json`")}
 
 

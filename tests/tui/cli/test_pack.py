@@ -25,7 +25,10 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_pack_prints_summary(photos: Path, tmp_path: Path) -> None:
+def test_pack_prints_progress_and_summary(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(data, "show_progress", shown.append)
+    monkeypatch.setattr(data, "SHOWN_EVERY", 1)
     code, out, err = invoke("pack", photos, "-o", tmp_path / "shards", "--max-side", 40)
     assert code == 0
     assert err.splitlines() == [
@@ -33,6 +36,7 @@ def test_pack_prints_summary(photos: Path, tmp_path: Path) -> None:
         f"train on it: gputrain run --data-path {tmp_path / 'shards'}",
     ]
     assert out.startswith(f"{tmp_path / 'shards'}: {NUM_PHOTOS} images, 2 classes, ")
+    assert f"{NUM_PHOTOS}/{NUM_PHOTOS} images" in shown and shown[-1] == ""
 
 
 def test_pack_prints_json_summary(photos: Path, tmp_path: Path) -> None:
@@ -56,6 +60,7 @@ def test_pack_names_repeated_images_and_leaves_out_test_images(tmp_path: Path) -
         (["pack"], "missing-value", "FOLDER", "`gputrain data pack ~/photos -o shards`"),
         (["pack", "photos"], "missing-value", "--output", "photos -o DIR"),
         (["pack", "/nowhere", "-o", "/tmp/shards"], "not-found", "FOLDER", "/nowhere"),
+        (["pack", "labels.csv", "-o", "/tmp/shards"], "not-supported", "FOLDER", "labels.csv"),
     ],
 )
 def test_invalid_arguments_are_one_sentence(arguments: list[str], code: str, location: str, value: str) -> None:
@@ -64,17 +69,3 @@ def test_invalid_arguments_are_one_sentence(arguments: list[str], code: str, loc
     (line,) = [line for line in err.splitlines() if line != "Checking the image files"]
     assert line.startswith(f"error: {location}: ")
     assert says(line, code, value)
-
-
-def test_pack_shows_progress(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr(data, "show_progress", shown.append)
-    monkeypatch.setattr(data, "SHOWN_EVERY", 1)
-    assert invoke("pack", photos, "-o", tmp_path / "shards")[0] == 0
-    assert f"{NUM_PHOTOS}/{NUM_PHOTOS} images" in shown and shown[-1] == ""
-
-
-def test_pack_refuses_table_of_labels(tmp_path: Path) -> None:
-    code, _, err = invoke("pack", tmp_path / "labels.csv", "-o", tmp_path / "shards")
-    assert code == 2
-    assert says(err, "not-supported", "FOLDER", tmp_path / "labels.csv")

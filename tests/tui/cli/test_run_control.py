@@ -1,4 +1,4 @@
-"""`gputrain stop` and `gputrain runs pause`, `continue` and `checkpoint`: what they send, wait for and say."""
+"""`gputrain stop` and the requests of `gputrain runs`: what they send, wait for and say."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from engine.runs.events import (
     CheckpointSaved,
     ControlEvent,
     Event,
+    Profiled,
     RunContinued,
     RunFinished,
     RunPaused,
@@ -26,6 +27,7 @@ from support.gputrain_command import wait_for
 from support.messages import says
 from support.runs.event_factories import make_command_started, make_run_started
 from support.runs.factories import append_events, make_run_folder, row_of
+from support.runs.profiles import FAST_RANK, SLOW_RANK, make_profile, make_rank_profile, store_profile
 from support.runs.run_owner import owner
 from support.runs.trained_run import call
 from tui.cli import run_control
@@ -86,37 +88,23 @@ def checkpoint(step: int, *, requested: bool) -> CheckpointSaved:
 
 
 @pytest.mark.parametrize(
-    ("request_name", "before", "answer", "printed"),
+    ("request_name", "before", "answers", "printed"),
     [
-        ("pause", (), PAUSED, "a is paused.\n"),
-        ("continue", (PAUSED,), CONTINUED, "a is running.\n"),
-        ("checkpoint", (), checkpoint(7, requested=True), "a saved checkpoints/step-7.pt at step 7.\n"),
+        ("pause", (), (PAUSED,), "a is paused.\n"),
+        ("pause", (), (PAUSED, CONTINUED), "a is paused.\n"),
+        ("continue", (PAUSED,), (CONTINUED,), "a is running.\n"),
+        ("continue", (PAUSED,), (CONTINUED, PAUSED), "a is running.\n"),
+        ("checkpoint", (), (checkpoint(7, requested=True),), "a saved checkpoints/step-7.pt at step 7.\n"),
     ],
 )
-def test_request_waits_for_the_answer_of_the_run(
-    live_runs: LiveRuns, request_name: str, before: tuple[Event, ...], answer: Event, printed: str
+def test_request_waits_for_the_answer_of_the_run_whatever_follows(
+    live_runs: LiveRuns, request_name: str, before: tuple[Event, ...], answers: tuple[Event, ...], printed: str
 ) -> None:
     run = live_runs.make("a", *before, checkpoint(3, requested=True))
-    thread = live_runs.answer(run, checkpoint(6, requested=False), answer)
+    thread = live_runs.answer(run, checkpoint(6, requested=False), *answers)
     result = call("runs", request_name, "a")
     thread.join()
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", printed)
-
-
-@pytest.mark.parametrize(
-    ("request_name", "before", "answers", "printed"),
-    [
-        ("pause", (), (PAUSED, CONTINUED), "a is paused.\n"),
-        ("continue", (PAUSED,), (CONTINUED, PAUSED), "a is running.\n"),
-    ],
-)
-def test_answer_counts_although_the_opposite_follows_at_once(
-    live_runs: LiveRuns, request_name: str, before: tuple[Event, ...], answers: tuple[Event, ...], printed: str
-) -> None:
-    thread = live_runs.answer(live_runs.make("a", *before), *answers)
-    result = call("runs", request_name, "a")
-    thread.join()
-    assert (result.exit_code, result.stderr) == (0, printed)
 
 
 @pytest.mark.parametrize(
@@ -226,3 +214,37 @@ def test_stop_removes_run_whose_wait_was_interrupted_from_the_queue(root: Path) 
     assert (result.exit_code, result.stderr) == (0, "a is stopped.\n")
     assert row_of(owned.folder).state == "stopped"
     assert call("stop", "a").stderr == "a is not running: it is stopped.\n"
+
+
+def test_profile_of_a_paused_run_is_awaited_and_printed_as_bars(
+    live_runs: LiveRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = live_runs.make("a", PAUSED)
+    name = store_profile(run, make_profile(make_rank_profile(0, FAST_RANK), make_rank_profile(1, SLOW_RANK)))
+    thread = live_runs.answer(run, Profiled(step=120, epoch=3, steps=4, folder=f"profile/{name}"))
+    result = call("runs", "profile", "a")
+    thread.join()
+    assert result.exit_code == 0, result.output
+    assert "a is paused; the profile begins when it continues." in result.stderr
+    assert "CPU-bound: backward takes 57% of the step" in result.stdout
+    assert [line.split()[0] for line in result.stdout.splitlines() if "█" in line] == ["rank", "rank", "░"]
+    assert f"{run.path}/profile/{name}/rank-0.json.gz" in result.stdout
+
+
+def test_run_that_gives_no_profile_is_not_waited_for_without_end(
+    live_runs: LiveRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_control, "MAX_WAIT_SECONDS", 0)
+    live_runs.make("a")
+    result = call("runs", "profile", "a")
+    assert result.exit_code == 1
+    assert says(result.output, "timed-out", " a ", "--stored")
+
+
+def test_run_that_has_ended_is_asked_for_no_profile(root: Path) -> None:
+    run = make_run_folder(root, "a", make_run_started(), RunFinished(state="finished"))
+    result = call("runs", "profile", "a")
+    assert result.exit_code == 1
+    assert says(result.output, "not-running", "error: a ", "finished", "--stored")
+    assert not run.control.exists()

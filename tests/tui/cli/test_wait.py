@@ -52,11 +52,12 @@ def test_condition_that_is_never_met_is_a_failure(root: Path) -> None:
 
 def test_json_explains_a_failure_and_text_escapes_it(root: Path) -> None:
     run = make_run_folder(root, "a", make_run_started())
-    failure = RankFailed(rank=1, device="cpu", cause="killed \x1b[2J", code="process-killed", traceback="line\n")
+    failure = RankFailed(rank=1, device="cpu", cause="killed \x1b[2J", code="process-killed", traceback="a\n\x1b[2Jb\n")
     append_events(run, failure, RunFinished(state="failed", message="rank 1 failed"))
     assert call("wait", "a").stdout == "a failed: killed \\x1b[2J\n"
     [found] = json.loads(call("wait", "a", "--json").stdout)["runs"]
-    assert found["failure"] == {"cause": "killed \x1b[2J", "code": "process-killed", "rank": 1, "lines": ["line"]}
+    lines = ["a", "\\x1b[2Jb"]
+    assert found["failure"] == {"cause": "killed \x1b[2J", "code": "process-killed", "rank": 1, "lines": lines}
 
 
 @pytest.mark.parametrize(

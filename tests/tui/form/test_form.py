@@ -88,11 +88,6 @@ def test_completions_list_names_that_begin_with_text_first() -> None:
     assert found("optim.nesterov", "") == ["", "false", "true"]
 
 
-def test_form_checks_report_each_invalid_key() -> None:
-    form = Form("digits", {"run.epochs": "many", "optim.lr": "-1", "data.dataset": "cifar"})
-    assert {problem.location for problem in validate_form(form)[1]} == {"run.epochs", "optim.lr", "data.dataset"}
-
-
 def test_form_ignores_value_equal_to_base() -> None:
     form = Form("digits")
     form.set_value("optim.lr", "0.2")

@@ -29,7 +29,6 @@ from support.runs.factories import (
     make_run_folder,
     row_of,
     step_lines,
-    write_run_record,
 )
 from tui.charts.view import ChartView
 from tui.screens.pollers.run import MAX_LOG_LINE_LENGTH, RunPoller, read_log_tail
@@ -118,24 +117,6 @@ def test_run_poller_completes_record_that_its_owner_left_behind(tmp_path: Path, 
     RunPoller(folder).poll()
     assert read_run_record(folder) == read_journal_record(folder).record
     assert row_of(folder).record.values.get("val_accuracy") == 0.5
-
-
-def test_run_list_poller_keeps_row_of_ended_run_until_it_changes(tmp_path: Path) -> None:
-    ended = make_run_folder(tmp_path, "a", make_run_started(), RunFinished(state="finished"))
-    os.utime(tmp_path, (0, 0))
-    poller = RunListPoller(tmp_path)
-    rows = []
-    for _ in range(2):
-        poller.poll()
-        rows.append((poller.rows or [])[0])
-    assert rows[0] is rows[1]
-    ended.journal.write_text(to_line(make_run_started()) + "\n" + to_line(RunFinished(state="failed")) + "\n")
-    write_run_record(ended)
-    poller.poll()
-    assert [row.state for row in poller.rows or []] == ["failed"]
-    make_run_folder(tmp_path, "b", make_run_started())
-    poller.poll()
-    assert {row.name for row in poller.rows or []} == {"a", "b"}
 
 
 def owned_by(root: Path, name: str, owner: dict[str, object], *events: Event) -> RunFolder:

@@ -11,16 +11,12 @@ from typing import Any
 import pytest
 
 from engine.base.files import file_stamp
-from engine.jobs.sweeps.settings import write_settings
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from support.gputrain_command import wait_for
-from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
-from support.runs.sweeps import SETTINGS, make_sweep
-from tui.screens.pollers.compare import ComparePoller
-from tui.screens.pollers.files import watch_evaluations, watch_sweep
+from tui.screens.pollers.files import watch_evaluations
 from tui.screens.pollers.run import RunPoller
 from tui.screens.pollers.watched import Poller, Watched
 
@@ -58,16 +54,6 @@ def evaluations_source(folder: RunFolder) -> Source:
     return Source(folder.evaluation, poller, write, of_value(poller, lambda value: value.last.epoch))
 
 
-def sweep_source(folder: RunFolder) -> Source:
-    sweep = make_sweep(folder.path.parent)
-    poller = watch_sweep(sweep)
-
-    def write(version: int) -> None:
-        write_settings(sweep.settings, replace(SETTINGS, trials=version))
-
-    return Source(sweep.settings, poller, write, of_value(poller, lambda value: value.settings.trials))
-
-
 def write_journal(folder: RunFolder, version: int) -> None:
     events = [make_run_started(), *(make_epoch(epoch, 0.5) for epoch in range(1, version + 1))]
     folder.journal.write_text("".join(to_line(event) + "\n" for event in events))
@@ -92,17 +78,7 @@ def log_source(folder: RunFolder) -> Source:
     return Source(folder.log, poller, write, lambda: len(poller.log) or None)
 
 
-def compare_source(folder: RunFolder) -> Source:
-    poller = ComparePoller([folder, make_run_folder(folder.path.parent, "b", make_run_started())])
-
-    def version() -> int | None:
-        curves = poller.runs[0].curves
-        return None if curves is None else curves.extremes("val_accuracy").count
-
-    return Source(folder.journal, poller, lambda version: write_journal(folder, version), version, is_journal=True)
-
-
-SOURCES = (evaluations_source, sweep_source, log_source, run_source, compare_source)
+SOURCES = (evaluations_source, log_source, run_source)
 
 
 @pytest.fixture(params=SOURCES, ids=lambda make: make.__name__.removesuffix("_source"))
