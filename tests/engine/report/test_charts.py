@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.report.charts import CHARTS, Chart, MeasuredOn, find_chart
+from engine.report.charts import CHARTS, Chart, find_chart
 from engine.runs.journal_source import STEP_METRICS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
 
@@ -12,13 +12,6 @@ from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
 @pytest.mark.parametrize("chart", CHARTS.values(), ids=CHARTS)
 def test_chart_draws_metrics_that_have_curves(chart: Chart) -> None:
     assert all(key in STEP_METRICS or METRICS[key].epoch is not None for key in chart.metrics)
-
-
-@pytest.mark.parametrize("chart", [chart for chart in CHARTS.values() if len(chart.metrics) == 1])
-def test_chart_of_one_metric_has_its_title(chart: Chart) -> None:
-    assert chart.metrics == {chart.id: MeasuredOn.ONLY}
-    # A curve is that of all epochs, not of the best one.
-    assert chart.title == METRICS[chart.id].label.removeprefix("best ").removeprefix("lowest ")
 
 
 def test_charts_smooth_curves_that_have_a_value_for_each_step() -> None:

@@ -11,7 +11,6 @@ from engine.report.foreign_run import describe, read_whole
 from engine.runs.curves import CurveReader, default_axis
 from engine.runs.metrics import Better, foreign_metric, registry_keys
 from engine.watch.folders import find_runs
-from support.foreign import event, event_file, scalar
 
 
 def make_data(folder: Path, rows: list[dict[str, float]]) -> CurveReader:
@@ -63,25 +62,6 @@ def test_epochs_are_the_axis_unless_many_steps_have_the_same(tmp_path: Path) -> 
     assert default_axis([make_data(tmp_path, rows).curves]) == "epoch"
     rows = [{"step": step, "epoch": step // 2, "a": 1.0} for step in range(4)]
     assert default_axis([make_data(tmp_path, rows).curves]) == "step"
-
-
-def test_event_file_beside_a_csv_has_a_curve_over_epochs(tmp_path: Path) -> None:
-    (tmp_path / "results.csv").write_text("epoch,time,train/loss\n1,2,0.5\n2,4,0.25\n")
-    events = [event(step, scalar("train/loss", 1 / step)) for step in (1, 2)]
-    (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*events))
-    data = CurveReader(find_runs(tmp_path).runs[0])
-    data.read()
-    curves = data.curves
-    assert default_axis([curves]) == "epoch"
-    np.testing.assert_array_equal(curves.over(curves.name_of("train_loss"), "epoch").points.x, [1, 2])
-
-
-def test_data_follows_a_log_that_grows(tmp_path: Path) -> None:
-    data = make_data(tmp_path, [{"step": 1, "a": 1.0}])
-    assert not data.read()
-    with (tmp_path / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 2, "a": 3.0}\n')
-    assert data.read() and describe(data).record.values["metrics.a"] == 3.0
 
 
 def test_summary_reads_log_of_many_polls_whole(tmp_path: Path) -> None:

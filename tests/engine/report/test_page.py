@@ -16,10 +16,8 @@ from engine.config.schema import as_stored
 from engine.report.page import make_page
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.metrics import Better
 from engine.runs.run_config import changed_values, read_changed_config
 from support.gputrain_command import ROOT
-from support.replace import replace
 from support.runs.compared_runs import make_compared_run
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 from support.runs.factories import make_run_folder, write_config
@@ -119,13 +117,6 @@ def test_page_of_several_runs_has_differences_and_seed_groups(tmp_path: Path) ->
     text = " ".join(page.text.split())
     assert "3 runs compared" in text and "run.seed optim.lr" in text
     assert "mean ± standard deviation of seed-0, seed-1 (seeds)" in text
-
-
-def test_page_shows_the_best_of_the_users_own_metrics_by_its_direction(tmp_path: Path) -> None:
-    epochs = [replace(make_epoch(number), metrics={"gap": number / 4}) for number in (1, 2)]
-    run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
-    for directions, best in (({}, "0.5000"), ({"gap": Better.LOW}, "0.2500")):
-        assert f"best gap {best}" in " ".join(Page(make_page([run], directions)).text.split())
 
 
 @pytest.mark.parametrize("events", [(), (make_run_started(),), (make_run_started(), make_step(1))])

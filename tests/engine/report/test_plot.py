@@ -8,11 +8,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
-from engine.report.lines import make_line
 from engine.report.plot import (
     MARK,
     column_labels,
@@ -22,10 +20,8 @@ from engine.report.plot import (
     write_output,
 )
 from engine.runs.comparison import compare_runs
-from engine.runs.curves import BlockSeries
 from engine.runs.metrics import Better
 from engine.runs.run_row import open_run
-from engine.runs.series import Series
 from support.messages import raises_problem
 from support.replace import replace
 from support.runs.compared_runs import make_compared_run
@@ -64,14 +60,6 @@ def test_plot_labels_runs_by_name_and_keys_that_change_the_result(tmp_path: Path
 
 def svg_texts(figure: str) -> list[str]:
     return re.findall(r"<text [^>]*>([^<]*)</text>", figure)
-
-
-def test_mean_line_of_seeds_has_band_of_standard_deviation() -> None:
-    x = np.arange(3.0)
-    line = make_line([BlockSeries(Series(x, x), Series(x, x)), BlockSeries(Series(x, x + 2), Series(x, x + 2))])
-    assert line.series.y.tolist() == [1, 2, 3]
-    assert line.band is not None
-    np.testing.assert_allclose(line.band[1].y - line.series.y, math.sqrt(2))
 
 
 def test_plot_of_curves_with_gaps_and_nonpositive_values(tmp_path: Path) -> None:

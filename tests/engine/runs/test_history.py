@@ -11,18 +11,14 @@ from engine.jobs.launch.ranks import describe_early_stop, is_complete
 from engine.runs.event_lines import event_line, event_lines
 from engine.runs.events import (
     CheckpointSaved,
-    ControlEvent,
     Event,
     FinalTest,
-    GpusGranted,
     PhaseChanged,
     RunContinued,
     RunFinished,
     RunPaused,
-    WaitingForGpus,
 )
 from engine.runs.fields import find_field
-from engine.runs.folder import RunState
 from engine.runs.history import EarlyStop, describe_run_devices, has_stopped_early, history_from_events
 from engine.runs.monitor import monitor_of
 from engine.runs.records import RankDevice
@@ -198,27 +194,6 @@ def test_mean_epoch_time_is_that_of_full_epochs_since_the_resume() -> None:
     lines, summary = last_lines(make_run_started(), epochs[0], resumed, epochs[1], FINISHED)
     assert lines[-1] == "finished: best accuracy 0.9"
     assert summary.seconds_per_epoch is None
-
-
-STOP = ControlEvent(time=2.0, request="stop", by="me", outcome="SIGINT sent")
-
-
-def test_state_follows_the_command() -> None:
-    events = [
-        (WaitingForGpus(time=0.0, message="for GPUs"), RunState.WAITING),
-        (GpusGranted(time=1.0, devices=[], seconds=1.0), RunState.STARTING),
-        (make_command_started(2.0), RunState.RUNNING),
-        (STOP, RunState.STOPPING),
-        (RunFinished(time=3.0, state="stopped", exit_code=-2), RunState.STOPPED),
-        (make_command_started(4.0), RunState.RUNNING),
-        (RunFinished(time=5.0, state="finished", exit_code=0), RunState.FINISHED),
-    ]
-    history = history_from_events([])
-    states = []
-    for event, _ in events:
-        history.add(event)
-        states.append(history.state)
-    assert states == [state for _, state in events]
 
 
 def test_record_tells_command_devices_duration_and_exit_code() -> None:

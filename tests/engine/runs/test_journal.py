@@ -166,13 +166,6 @@ def test_journal_reader_skips_line_that_is_too_long_in_bounded_memory(tmp_path: 
     assert reader.problem == "events.jsonl is damaged: it has a line of more than 16 MiB"
 
 
-def test_journal_reader_reports_journal_that_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "events.jsonl")
-    reader = JournalReader(tmp_path / "events.jsonl")
-    assert list(reader.poll()) == []
-    assert reader.problem is not None and reader.problem.startswith("events.jsonl ")
-
-
 @pytest.mark.parametrize(
     ("epochs", "best"),
     [

@@ -26,15 +26,6 @@ def test_log_reader_escapes_control_characters_except_tabs(tmp_path: Path) -> No
     assert text == "loss\t0.5\\x1b[2J\ufffd\\x9b\n 50%\n100%\nend"
 
 
-def test_log_reader_refuses_link_and_pipe(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "log.txt")
-    (tmp_path / "log.txt").touch()
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "pipe"):
-        with pytest.raises(OSError):
-            LogReader(tmp_path / name)
-
-
 def test_log_reader_follows_growth_truncation_and_replacement(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("first\nsec")

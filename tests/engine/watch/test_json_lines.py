@@ -56,18 +56,6 @@ def test_json_lines_passes_over_damaged_lines(tmp_path: Path) -> None:
     assert values_of(JsonLines(path).poll().points, "a") == [(1, 1.0), (3, 3.0)]
 
 
-def test_json_lines_follows_growth_and_replacement(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "log.jsonl", {"step": 1, "a": 1})
-    source = JsonLines(path)
-    assert len(source.poll().points) == 1
-    with path.open("a") as file:
-        file.write('{"step": 2, "a": 2}\n')
-    assert source.poll().points == [Point("a", 2, 2.0)]
-    write_lines(path, *({"step": step, "a": 5} for step in range(10)))
-    reading = source.poll()
-    assert (reading.drop_from, len(reading.points)) == (-math.inf, 10)
-
-
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

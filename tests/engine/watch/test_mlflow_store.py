@@ -58,12 +58,6 @@ def test_mlflow_run_follows_growth_and_new_files(tmp_path: Path) -> None:
     assert source.poll().parameters == {}
 
 
-def test_mlflow_run_escapes_names_of_parameters(tmp_path: Path) -> None:
-    source = MlflowRun(make_run(tmp_path, loss="1 1 1\n"))
-    (tmp_path / "params" / "\x1b[31m").write_text("red")
-    assert source.poll().parameters == {"\\x1b[31m": "red"}
-
-
 def test_mlflow_run_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
     source = MlflowRun(make_run(tmp_path, a="1 1 1\n", b="1 2 1\n"))
     assert len(source.poll().points) == 2

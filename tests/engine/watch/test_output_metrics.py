@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import pytest
 
 from engine.base.errors import UsageError
-from engine.watch import line_metrics, output_metrics, user_patterns
+from engine.watch import line_metrics, output_metrics
 from engine.watch.output_metrics import OutputMetrics
 from engine.watch.points import Point
 from support.messages import has_problem
@@ -316,31 +315,12 @@ def test_group_of_a_pattern_is_a_printed_number(text: str, value: float) -> None
     assert feed(OutputMetrics(["x(?P<loss>.*)"]), f"x{text}") == [Point("loss", 0, value)]
 
 
-def test_signal_handler_of_patterns_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed: list[int] = []
-    monkeypatch.setattr(user_patterns, "_TIME_LIMIT", user_patterns.TimeLimit())
-    monkeypatch.setattr("signal.signal", lambda number, _: installed.append(number))
-    metrics = OutputMetrics([r"a=(?P<a>\d+)", r"b=(?P<b>\d+)"])
-    assert [point.value for point in feed(metrics, "a=1", "b=2", "b=3")] == [1, 2, 3]
-    assert installed == [signal.SIGVTALRM]
-
-
 # What earlier lines say
 
 
 def names_and_steps(*lines: str) -> list[tuple[str, int]]:
     metrics = OutputMetrics()
     return [(point.name, point.step) for point in [*feed(metrics, *lines), *metrics.finish()]]
-
-
-def test_lines_below_a_heading_have_its_step() -> None:
-    lines = (
-        "[step=10/100,epoch=1]",
-        "    train/CE loss=2.3",
-        "    optim/total grad norm=2.1",
-        "    throughput/TPS=12,345",
-    )
-    assert names_and_steps(*lines) == [("train/ce_loss", 10), ("optim/total_grad_norm", 10), ("throughput/TPS", 10)]
 
 
 def test_lines_below_a_heading_of_an_evaluation_are_of_it() -> None:

@@ -7,11 +7,9 @@ import os
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
 from tensorboard.plugins.hparams import summary_v2
-from torch.utils.tensorboard import SummaryWriter
 
 from engine.watch.event_records import length_checksum
 from engine.watch.points import Point
@@ -31,30 +29,6 @@ def tensor_value(tag: str, tensor: tensor_pb2.TensorProto, plugin: str = "scalar
     value = summary_pb2.Summary.Value(tag=tag, tensor=tensor)
     value.metadata.plugin_data.plugin_name = plugin
     return value.SerializeToString()
-
-
-def test_event_folder_reads_what_torch_writes(tmp_path: Path) -> None:
-    with SummaryWriter(tmp_path) as writer:
-        for step in range(300):
-            writer.add_scalar("train/loss", step / 7, step)
-            writer.add_scalar("größe", -step, step * 1000, new_style=True)
-        writer.add_scalar("a" * 200, 1.5, 2**40, walltime=1.7e9)
-        writer.add_histogram("weights", np.array([1.0, 2.0]), 3)
-        writer.add_text("note", "text", 3)
-    points = points_of(EventFolder(tmp_path))
-    assert values_of(points, "train/loss") == [(step, pytest.approx(step / 7, rel=1e-6)) for step in range(300)]
-    assert values_of(points, "größe") == [(step * 1000, -step) for step in range(300)]
-    assert points[-1] == Point("a" * 200, 2**40, 1.5, None, 1.7e9)
-    assert {point.name for point in points} == {"train/loss", "größe", "a" * 200}
-
-
-def test_event_folder_reads_hyperparameters_of_torch(tmp_path: Path) -> None:
-    with SummaryWriter(tmp_path) as writer:
-        writer.add_scalar("loss", 1.0, 0)
-        writer.add_hparams({"lr": 0.1, "batch": 8, "name": "sgd", "amp": True}, {"final": 2.0})
-    reading = poll(tmp_path)
-    assert reading.parameters == {"lr": 0.1, "batch": 8, "name": "sgd", "amp": True}
-    assert [point.name for point in reading.points] == ["loss", "final"]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +187,3 @@ def test_event_folder_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
     (folder / FILE).symlink_to(outside)
     os.mkfifo(folder / "events.out.tfevents.2.host")
     assert poll(folder) == Reading()
-
-
-def test_event_folder_reports_unreadable_file(tmp_path: Path) -> None:
-    source, path = EventFolder(tmp_path), tmp_path / FILE
-    path.write_bytes(event_file(event(1, scalar("a", 1.0))))
-    assert len(source.poll().points) == 1
-    path.unlink()
-    os.mkfifo(path)
-    assert source.poll().problem

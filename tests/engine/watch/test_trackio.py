@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 import tempfile
@@ -107,29 +106,6 @@ def test_trackio_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
     assert 0.1 < first.share < 0.3
     points = [*first.points, *points_of(source, 100_000)]
     assert values_of(points, "loss") == [(step, float(step)) for step in range(5000)]
-
-
-def test_trackio_run_passes_over_huge_row(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "p.db")
-    with opened(path) as database:
-        for step, note in enumerate(["", "x" * database_module.MAX_VALUE_BYTES, ""]):
-            log(database, "a", step, {"loss": step, "note": note})
-    reading = TrackioRun(path, "a").poll()
-    assert (reading.problem, reading.share, values_of(reading.points, "loss")) == (None, 1.0, [(0, 0.0), (2, 2.0)])
-
-
-def test_trackio_run_starts_over_when_run_is_repeated(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "p.db")
-    with opened(path) as database:
-        for step in range(3):
-            log(database, "a", step, {"loss": 1})
-    source = TrackioRun(path, "a")
-    source.poll()
-    path.unlink()
-    with opened(make_database(path)) as database:
-        log(database, "a", 0, {"loss": 2})
-    reading = source.poll()
-    assert (reading.drop_from, values_of(reading.points, "loss")) == (-math.inf, [(0, 2.0)])
 
 
 def test_crafted_database_neither_hangs_nor_runs_view(tmp_path: Path) -> None:
