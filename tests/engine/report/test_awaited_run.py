@@ -72,15 +72,7 @@ def test_wait_ends_with_the_run(run: RunFolder, clock: Clock, state: str) -> Non
     assert (described.failure is not None) == (state == "failed")
 
 
-def test_run_without_owner_has_crashed_after_a_grace(run: RunFolder, clock: Clock) -> None:
-    wait = awaited(run, clock)
-    assert polled(wait) is None
-    clock.now += CRASH_GRACE_SECONDS
-    assert polled(wait) is Result.CRASHED
-    assert wait.describe(None, {}).failure is not None
-
-
-def test_resume_within_the_grace_goes_on(run: RunFolder, clock: Clock) -> None:
+def test_run_without_owner_has_crashed_after_a_grace_unless_it_is_resumed(run: RunFolder, clock: Clock) -> None:
     wait = awaited(run, clock)
     assert polled(wait) is None
     ownership = Ownership(RunFolder(run.path))
@@ -90,6 +82,7 @@ def test_resume_within_the_grace_goes_on(run: RunFolder, clock: Clock) -> None:
     assert polled(wait) is None
     clock.now += CRASH_GRACE_SECONDS
     assert polled(wait) is Result.CRASHED
+    assert wait.describe(None, {}).failure is not None
 
 
 def test_torchrun_has_longer_to_restart_its_ranks(run: RunFolder, clock: Clock) -> None:

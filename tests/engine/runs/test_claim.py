@@ -126,19 +126,18 @@ def test_clock_of_reader_that_is_set_does_not_change_state_of_seen_owner(folder:
     assert states == [True] * 4
 
 
-def test_future_heartbeat_that_does_not_move_is_watched_for_longer(folder: RunFolder, clock: FakeClock) -> None:
-    write_claim(folder, clock.time() + HOUR)
+@pytest.mark.parametrize(
+    ("age_s", "watched_s"), [(-HOUR, claims.HEARTBEAT_TIMEOUT_SECONDS), (31.0, claims.MOVE_TIMEOUT_SECONDS)]
+)
+def test_heartbeat_that_does_not_move_is_watched_before_the_resume_and_for_longer_in_the_future(
+    folder: RunFolder, clock: FakeClock, age_s: float, watched_s: float
+) -> None:
+    write_claim(folder, clock.time() - age_s)
+    assert folder.is_owned() == (age_s < 0)
     claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
-    assert clock.passed_s == claims.HEARTBEAT_TIMEOUT_SECONDS
+    assert clock.passed_s == watched_s
     written = read_claim(folder.owner)
     assert written is not None and (written.host, written.pid) == (socket.gethostname(), os.getpid())
-
-
-def test_old_heartbeat_is_watched_before_run_is_resumed(folder: RunFolder, clock: FakeClock) -> None:
-    write_claim(folder, clock.time() - 31)
-    assert not folder.is_owned()
-    claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
-    assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
 
 
 def test_several_claims_are_watched_at_the_same_time(tmp_path: Path, clock: FakeClock) -> None:

@@ -215,13 +215,14 @@ def test_find_run_requires_trust_owner_for_foreign_run(tmp_path: Path, reference
     assert find_run(tmp_path, reference, trust_owner=True).path == folder.path
 
 
-def test_foreign_reason_names_planted_entry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["checkpoints/last.pt", "profile/step-00000010/profile.json"])
+def test_foreign_reason_names_planted_entry(tmp_path: Path, name: str) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
-    folder.checkpoints.mkdir()
+    (folder.path / name).parent.mkdir(parents=True)
+    (folder.path / name).touch()
     assert folder.foreign_reason() is None
-    (folder.checkpoints / "last.pt").touch()
-    (folder.checkpoints / "last.pt").chmod(0o666)
-    assert folder.foreign_reason() == "contains checkpoints/last.pt, which is writable by all users"
+    (folder.path / name).chmod(0o666)
+    assert folder.foreign_reason() == f"contains {name}, which is writable by all users"
 
 
 @pytest.mark.parametrize("name", ["log.txt", "skipped_files.txt", "checkpoints", "tensorboard", "export"])
@@ -314,23 +315,15 @@ def test_recorder_writes_to_the_folder_that_it_opened_and_not_to_its_successor(t
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_recorder_refuses_folder_that_took_the_place(tmp_path: Path) -> None:
+def test_recorder_refuses_and_discard_keeps_a_folder_that_took_the_place(tmp_path: Path) -> None:
     claimed = claim_run(tmp_path, "a", "x", resume=False)
     (tmp_path / "a").rename(tmp_path / "moved")
     (tmp_path / "a").mkdir()
     with pytest.raises(FileNotFoundError):
         Recorder(claimed.folder, Config(), lambda _: None)
-    claimed.ownership.release()
-    assert list((tmp_path / "a").iterdir()) == []
-
-
-def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:
-    claimed = claim_run(tmp_path, "a", "x", resume=False)
-    (tmp_path / "a").rename(tmp_path / "moved")
-    (tmp_path / "a").mkdir()
     claimed.discard()
     claimed.ownership.release()
-    assert (tmp_path / "a").is_dir()
+    assert list((tmp_path / "a").iterdir()) == []
 
 
 def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Path) -> None:

@@ -82,17 +82,19 @@ def test_labels_file_is_no_more_open_than_run_folder(tmp_path: Path) -> None:
     assert folder.labels.stat().st_mode & 0o777 == 0o600
 
 
-def test_labels_that_are_damaged_count_as_none_and_are_not_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "code", "values"),
+    [
+        ('{"format": 1, "tags": ["night", 5]}', "damaged", []),
+        ('{"format": 2, "tags": ["night"]}', "wrong-version", ["format 2", "format 1"]),
+    ],
+)
+def test_labels_that_cannot_be_read_count_as_none_and_are_not_overwritten(
+    tmp_path: Path, text: str, code: str, values: list[str]
+) -> None:
     folder = make_run_folder(tmp_path, "a")
-    folder.labels.write_text('{"format": 1, "tags": ["night", 5]}')
+    folder.labels.write_text(text)
     assert read_labels(folder) == NO_LABELS
-    with raises_problem("damaged", "a", "labels.json"):
+    with raises_problem(code, "a", "labels.json", *values):
         write_labels(folder, NO_LABELS)
-
-
-def test_labels_of_later_format_are_not_overwritten(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a")
-    folder.labels.write_text('{"format": 2, "tags": ["night"]}')
-    with raises_problem("wrong-version", "a", "labels.json", "format 2", "format 1"):
-        write_labels(folder, NO_LABELS)
-    assert folder.labels.read_text() == '{"format": 2, "tags": ["night"]}'
+    assert folder.labels.read_text() == text

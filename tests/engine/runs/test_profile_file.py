@@ -89,13 +89,6 @@ def test_links_in_the_folder_of_profiles_are_not_followed(run: RunFolder, tmp_pa
     assert run.link_problem() is not None
 
 
-def test_profile_that_others_can_change_makes_the_run_foreign(run: RunFolder) -> None:
-    name = store_profile(run, make_profile())
-    assert run.foreign_reason() is None
-    (run.profiles / name / "profile.json").chmod(0o666)
-    assert run.foreign_reason() == f"contains profile/{name}/profile.json, which is writable by all users"
-
-
 @pytest.mark.parametrize(
     ("parts", "device_type", "message"),
     [

@@ -40,10 +40,21 @@ def test_csv_file_reads_odd_row(tmp_path: Path, row: str, expected: list[tuple[s
     assert [point.value for point in points] == pytest.approx([point[2] for point in expected], nan_ok=True)
 
 
-def test_csv_file_counts_rows_without_step_and_reads_unix_times(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("timestamp,loss\n1.8e9,1\n1.9e9,2\n")
-    assert points_of(CsvFile(path)) == [Point("loss", 0, 1.0, None, 1.8e9), Point("loss", 1, 2.0, None, 1.9e9)]
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("timestamp,loss\n1.8e9,1\n1.9e9,2\n", [Point("loss", 0, 1, None, 1.8e9), Point("loss", 1, 2, None, 1.9e9)]),
+        (
+            "epoch,loss\n" + "".join(f"{row / 4},{row}\n" for row in range(10)),
+            [Point("loss", row, row, row / 4) for row in range(10)],
+        ),
+        ("epoch,split,loss\n1,train,1\n1,val,2\n", [Point("loss", 1, 1, 1), Point("val/loss", 1, 2, 1)]),
+    ],
+    ids=["times and no step", "fractional epochs", "part of the data"],
+)
+def test_csv_file_knows_columns_by_their_names(tmp_path: Path, content: str, expected: list[Point]) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    assert points_of(CsvFile(tmp_path / "a.csv")) == expected
 
 
 def test_csv_file_waits_for_end_of_torn_row(tmp_path: Path) -> None:
@@ -139,19 +150,6 @@ def test_table_is_a_log_by_its_heading(tmp_path: Path, content: str, expected: b
 def test_table_of_known_name_is_a_log_unless_it_has_texts(tmp_path: Path, content: str, expected: bool) -> None:
     (tmp_path / "results.csv").write_text(content)
     assert bool(find_runs(tmp_path).runs) is expected
-
-
-def test_rows_of_fractional_epochs_are_all_kept(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("epoch,loss\n" + "".join(f"{row / 4},{row}\n" for row in range(10)))
-    points = points_of(CsvFile(path))
-    assert [(point.step, point.epoch) for point in points] == [(row, row / 4) for row in range(10)]
-
-
-def test_rows_are_of_the_part_of_the_data_that_they_name(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("epoch,split,loss\n1,train,1\n1,val,2\n")
-    assert [point.name for point in points_of(CsvFile(path))] == ["loss", "val/loss"]
 
 
 def test_columns_that_the_user_names_are_the_axis_and_the_metrics(tmp_path: Path) -> None:

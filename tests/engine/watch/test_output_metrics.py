@@ -49,8 +49,33 @@ def test_step_and_epoch_of_line_count() -> None:
     assert feed(OutputMetrics(), "epoch 2 step 30 loss 0.5") == [Point("loss", 30, 0.5, 2.0)]
 
 
-def test_lines_without_step_are_counted() -> None:
-    assert steps_of("loss: 3", "loading", "loss: 2", "loss: 1") == [(0, 3), (1, 2), (2, 1)]
+STEPS = {
+    "lines without a step are counted": (["loss: 3", "loading", "loss: 2", "loss: 1"], [0, 1, 2]),
+    "lines of one epoch are counted": (["Epoch 0", "loss: 3", "loss: 2", "Epoch 1", "loss: 1"], [0, 1, 2]),
+    "whole epochs are steps of lines without others": (["Epoch 1/3 loss: 3", "Epoch 2/3 loss: 2"], [1, 2]),
+    "a counter that starts again in each epoch counts on": (
+        [f"Epoch [{epoch}/3], Step [{step}/20], loss: {epoch}" for epoch in (1, 2, 3) for step in (10, 20)],
+        [10, 20, 30, 40, 50, 60],
+    ),
+    "a bar that starts again without an epoch counts on": (
+        [f"10/10 [00:01<00:00, loss={loss}]" for loss in (3, 2, 1)],
+        [10, 20, 30],
+    ),
+    "a step without a total goes back when the command starts again": (
+        ["step 10 loss 3", "step 20 loss 2", "step 15 loss 2"],
+        [10, 20, 15],
+    ),
+    "a counter goes back with its epoch": (
+        [f"Epoch [{epoch}/9], Step [20/20], loss: 1" for epoch in (1, 2, 3, 2, 3)],
+        [20, 40, 60, 40, 60],
+    ),
+    "a rank above zero counts if no other prints": ([f"[rank1]: step {step} loss 1" for step in range(6)], [*range(6)]),
+}
+
+
+@pytest.mark.parametrize(("lines", "steps"), STEPS.values(), ids=STEPS)
+def test_steps_of_lines_follow_their_counters(lines: list[str], steps: list[int]) -> None:
+    assert [step for step, _ in steps_of(*lines)] == steps
 
 
 def test_count_of_lines_without_step_goes_on_after_a_resume() -> None:
@@ -62,29 +87,6 @@ def test_count_of_lines_without_step_goes_on_after_a_resume() -> None:
 @pytest.mark.parametrize(("last", "step"), [((40, 2.0), 50), ((35, 2.0), 50), ((50, 3.0), 50), ((40, None), 10)])
 def test_counter_of_a_later_epoch_goes_on_after_a_resume(last: tuple[int, float | None], step: int) -> None:
     assert [point.step for point in feed(OutputMetrics(last=last), "Epoch 3 [10/20] loss: 2")] == [step]
-
-
-def test_whole_epochs_are_steps_of_lines_without_others() -> None:
-    assert steps_of("Epoch 1/3 loss: 3", "Epoch 2/3 loss: 2") == [(1, 3), (2, 2)]
-
-
-def test_counter_that_starts_again_in_each_epoch_counts_on() -> None:
-    lines = [f"Epoch [{epoch}/3], Step [{step}/20], loss: {epoch}" for epoch in (1, 2, 3) for step in (10, 20)]
-    assert [step for step, _ in steps_of(*lines)] == [10, 20, 30, 40, 50, 60]
-
-
-def test_bar_that_starts_again_without_epoch_counts_on() -> None:
-    bars = ("10/10 [00:01<00:00, loss=3]", "10/10 [00:01<00:00, loss=2]", "10/10 [00:01<00:00, loss=1]")
-    assert [step for step, _ in steps_of(*bars)] == [10, 20, 30]
-
-
-def test_step_without_total_goes_back_when_the_command_starts_again() -> None:
-    assert [step for step, _ in steps_of("step 10 loss 3", "step 20 loss 2", "step 15 loss 2")] == [10, 20, 15]
-
-
-def test_counter_goes_back_with_its_epoch() -> None:
-    lines = [f"Epoch [{epoch}/9], Step [20/20], loss: 1" for epoch in (1, 2, 3, 2, 3)]
-    assert [step for step, _ in steps_of(*lines)] == [20, 40, 60, 40, 60]
 
 
 def test_validation_has_the_step_of_the_training() -> None:
@@ -240,10 +242,6 @@ def test_lines_of_the_lowest_rank_count(prefix: str) -> None:
     assert [value for _, value in steps_of(*lines)] == [0, 0]
 
 
-def test_lines_of_a_rank_above_zero_count_if_no_other_prints() -> None:
-    assert [step for step, _ in steps_of(*(f"[rank1]: step {step} loss 1" for step in range(6)))] == list(range(6))
-
-
 def test_labels_of_srun_are_ranks() -> None:
     lines = ["0: start", "1: start", "0: step 1 loss 5", "1: step 1 loss 6", "0: step 2 loss 5", "1: step 2 loss 6"]
     assert steps_of(*lines) == [(1, 5), (2, 5)]
@@ -343,10 +341,6 @@ def test_unknown_names_of_regular_lines_are_learned_when_their_step_grows() -> N
     assert names_and_steps(*lines[:2]) == []
     assert names_and_steps(*lines) == [(name, step) for step in range(4) for name in ("learn", "best")]
     assert names_and_steps(*lines[:1] * 4) == []
-
-
-def test_lines_of_one_epoch_are_counted() -> None:
-    assert [step for _, step in names_and_steps("Epoch 0", "loss: 3", "loss: 2", "Epoch 1", "loss: 1")] == [0, 1, 2]
 
 
 BOX = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from engine.watch.csv_file import CsvFile
 from engine.watch.points import Point
 from engine.watch.resumed_log import ResumedSource
@@ -28,9 +30,22 @@ def read(source: ResumedSource, polls: int = 5, max_bytes: int = 1 << 19) -> lis
     return points
 
 
-def test_start_that_goes_on_continues_the_curve(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "step,loss\n1,9\n2,8\n", "step,loss\n3,7\n4,6\n", "step,loss\n5,5\n")
-    assert values_of(read(source), "loss") == [(1, 9), (2, 8), (3, 7), (4, 6), (5, 5)]
+@pytest.mark.parametrize(
+    ("starts", "losses"),
+    [
+        (
+            ["step,loss\n1,9\n2,8\n", "step,loss\n3,7\n4,6\n", "step,loss\n5,5\n"],
+            [(1, 9), (2, 8), (3, 7), (4, 6), (5, 5)],
+        ),
+        (["step,loss\n1,9\n", "step,loss\n1,5\n"], [(1, 5)]),
+        (["step,hp,loss\n0,1,\n1,,9\n2,,8\n", "step,hp,loss\n0,1,\n3,,7\n"], [(1, 9), (2, 8), (3, 7)]),
+    ],
+    ids=["goes on", "from the beginning", "with a metric that each start writes once"],
+)
+def test_start_continues_the_curve_from_its_first_step(
+    tmp_path: Path, starts: list[str], losses: list[tuple[int, float]]
+) -> None:
+    assert values_of(read(source_of(tmp_path, *starts)), "loss") == losses
 
 
 def test_repeated_steps_void_those_of_earlier_starts(tmp_path: Path) -> None:
@@ -38,15 +53,6 @@ def test_repeated_steps_void_those_of_earlier_starts(tmp_path: Path) -> None:
     points = read(source)
     assert values_of(points, "loss") == [(1, 9), (2, 6), (3, 5)]
     assert values_of(points, "val") == [(1, 9)]
-
-
-def test_start_from_the_beginning_voids_all(tmp_path: Path) -> None:
-    assert values_of(read(source_of(tmp_path, "step,loss\n1,9\n", "step,loss\n1,5\n")), "loss") == [(1, 5)]
-
-
-def test_metric_that_every_start_writes_once_voids_nothing(tmp_path: Path) -> None:
-    first, second = "step,hp,loss\n0,1,\n1,,9\n2,,8\n", "step,hp,loss\n0,1,\n3,,7\n"
-    assert values_of(read(source_of(tmp_path, first, second)), "loss") == [(1, 9), (2, 8), (3, 7)]
 
 
 def test_rows_that_are_appended_to_the_latest_start_follow(tmp_path: Path) -> None:
