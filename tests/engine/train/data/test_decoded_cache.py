@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,32 +51,20 @@ def test_decoded_cache_is_invalidated_by_changed_file(photos: Path, cache: Path)
     assert_the_same(after, batches("stream", *open_photo_folder(photos)))
 
 
-def _truncate(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "overwritten": lambda file: file.write_bytes(b"\x93NUMPY not at all"),
+    "deleted": Path.unlink,
+    "metadata": lambda file: file.with_suffix(".json").write_text('{"file": 3}'),
+}
 
 
-def _overwrite(file: Path) -> None:
-    file.write_bytes(b"\x93NUMPY not at all")
-
-
-def _delete(file: Path) -> None:
-    file.unlink()
-
-
-def _damage_metadata(file: Path) -> None:
-    file.with_suffix(".json").write_text('{"file": 3}')
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [_truncate, _overwrite, _delete, _damage_metadata],
-)
-def test_decoded_cache_is_rebuilt_when_damaged(damage: object, photos: Path, cache: Path) -> None:
-    assert callable(damage)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_decoded_cache_is_rebuilt_when_damaged(damage: str, photos: Path, cache: Path) -> None:
     expected = batches("memory", *open_photo_folder(photos))
     array_files = sorted(cache.glob("*.npy"))
     for file in array_files:
-        damage(file)
+        DAMAGES[damage](file)
     assert_the_same(batches("memory", *open_photo_folder(photos)), expected)
     assert sum(len(np.load(file, allow_pickle=False)) for file in array_files) == 16
 

@@ -26,7 +26,16 @@ from support.data.photo_folder import AUGMENT_OVERRIDES
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-@pytest.mark.parametrize("data", [(), ("data.channels=3",), ("data.dataset=fake", "data.image_size=24")])
+@pytest.mark.parametrize(
+    "data",
+    [
+        (),
+        ("data.channels=3", "data.image_size=14"),
+        ("data.dataset=fake", "data.image_size=24"),
+        ("data.sampler=balanced",),
+        ("data.channels=3", "augment.policy=trivialaugment", "augment.contrast=0.4"),
+    ],
+)
 def test_memory_pipeline_matches_stream_bit_for_bit(data: tuple[str, ...]) -> None:
     config = resolve_config(None, [*AUGMENT_OVERRIDES, *data]).config
     source = open_source(config)
@@ -34,27 +43,6 @@ def test_memory_pipeline_matches_stream_bit_for_bit(data: tuple[str, ...]) -> No
     assert_the_same(batches("memory", config, source), streamed)
     plain = resolve_config(None, ["data.batch_size=16", *data]).config
     assert not torch.equal(streamed[0].images, batches("stream", plain, source)[0].images)
-
-
-def test_memory_pipeline_augments_balanced_batches_like_stream() -> None:
-    config = resolve_config(None, [*AUGMENT_OVERRIDES, "data.sampler=balanced"]).config
-    source = open_source(config)
-    sampler = build_sampler(config, source, world_size=1)
-    assert_the_same(batches("memory", config, source, sampler), batches("stream", config, source, sampler))
-
-
-def test_memory_pipeline_resizes_like_stream() -> None:
-    config = resolve_config(None, [*AUGMENT_OVERRIDES, "data.image_size=14", "data.channels=3"]).config
-    source = open_source(config)
-    assert_the_same(batches("memory", config, source), batches("stream", config, source))
-
-
-def test_memory_pipeline_applies_per_image_transforms_like_stream() -> None:
-    overrides = [*AUGMENT_OVERRIDES, "augment.policy=trivialaugment", "augment.contrast=0.4", "data.channels=3"]
-    config = resolve_config(None, overrides).config
-    source = open_source(config)
-    sampler = DistributedBatchSampler(48, 20, 16, 0, 1, True, 0)
-    assert_the_same(batches("memory", config, source, sampler), batches("stream", config, source, sampler))
 
 
 @pytest.mark.parametrize("size", [12, 32, 50])

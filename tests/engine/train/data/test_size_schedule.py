@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from engine.base.errors import UsageError
 from engine.config.loader import resolve_config
@@ -18,7 +17,7 @@ from engine.train.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.train.data.sources.formats import model_input_format
 from engine.train.data.sources.open import open_source
 from support.data.device_batches import CPU, assert_the_same, batches
-from support.data.photo_folder import AUGMENT_OVERRIDES
+from support.data.photo_folder import AUGMENT_OVERRIDES, write_photo_folder
 from support.messages import has_problem, raises_problem
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -82,17 +81,13 @@ def test_epoch_of_size_schedule_equals_run_of_that_size() -> None:
     assert_the_same(second_epoch(TWO_SIZES), second_epoch("data.image_size=20"))
 
 
-def write_photos(root: Path) -> Path:
-    rng = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (root / name).mkdir(parents=True)
-        for number in range(10):
-            Image.fromarray(rng.integers(0, 256, (60, 80, 3), np.uint8)).save(root / name / f"{number}.jpg")
-    return root
-
-
 def test_folder_decodes_each_epoch_at_its_size(tmp_path: Path) -> None:
-    overrides = ["data.dataset=folder", f"data.path={write_photos(tmp_path)}", "data.mean=[0,0,0]", "data.std=[1,1,1]"]
+    overrides = [
+        "data.dataset=folder",
+        f"data.path={write_photo_folder(tmp_path / 'photos')}",
+        "data.mean=[0,0,0]",
+        "data.std=[1,1,1]",
+    ]
     config = resolve_config(None, [*overrides, TWO_SIZES]).config
     source = open_source(config)
     image_format = model_input_format(config, source)
@@ -106,7 +101,7 @@ def test_folder_decodes_each_epoch_at_its_size(tmp_path: Path) -> None:
 
 
 def test_folder_streams_with_size_schedule_and_refuses_memory(tmp_path: Path) -> None:
-    overrides = ["data.dataset=folder", f"data.path={write_photos(tmp_path)}", TWO_SIZES]
+    overrides = ["data.dataset=folder", f"data.path={write_photo_folder(tmp_path / 'photos')}", TWO_SIZES]
     config = resolve_config(None, overrides).config
     choice = choose_pipeline(config, open_source(config), 1)
     assert choice == InputPlan("stream", "data.size_schedule resizes images from their original size")

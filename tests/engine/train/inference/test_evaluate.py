@@ -54,16 +54,6 @@ def test_evaluate_matches_plain_pytorch_loop(run: RunFolder) -> None:
     assert evaluation.top5 == in_top5 / len(labels)
 
 
-def test_evaluate_counts_each_image_once_for_any_number_of_workers(run: RunFolder) -> None:
-    saved = read_trained_checkpoint(run)
-    evaluations = [
-        evaluate_checkpoint(saved, [f"data.workers={n}", "data.batch_size=100"], "all", "cpu").evaluation
-        for n in (0, 2)
-    ]
-    assert np.sum(evaluations[0].confusion) == 1797
-    assert evaluations[0].confusion == evaluations[1].confusion
-
-
 def digits_folder(folder: Path, names: Callable[[int], str], included: set[int]) -> Path:
     """Write the validation images of digits with the `included` labels to one folder per class."""
     pixels, labels = (source := open_source(DIGITS)).load("val", np.arange(source.num_images("val")))

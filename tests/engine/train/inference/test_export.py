@@ -58,13 +58,6 @@ def test_export_can_initialize_another_run(run: RunFolder, tmp_path: Path) -> No
     assert set(loaded.skipped) == {"9.weight (of other classes)", "9.bias (of other classes)"}
 
 
-def test_export_command_defaults_to_run_folder_and_replaces_own_files(run: RunFolder) -> None:
-    for _ in range(2):
-        assert call("export", run.path).exit_code == 0
-    names = ["README.md", "model.json", "model.safetensors", "preprocess.py"]
-    assert sorted(path.name for path in (run.path / "export").iterdir()) == names
-
-
 def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder, tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.mkdir()

@@ -78,18 +78,6 @@ def test_class_means_match_scikit_learn(cases: int) -> None:
         assert means == pytest.approx(expected, abs=1e-12)
 
 
-@RANDOM_CASES
-def test_top5_matches_scikit_learn(cases: int) -> None:
-    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
-    generator = torch.Generator().manual_seed(0)
-    for number in range(cases):
-        classes, count = 6 + number % 11, 1 + number % 40
-        logits = torch.randn(count, classes, generator=generator)
-        labels = torch.randint(0, classes, (count,), generator=generator)
-        expected = metrics.top_k_accuracy_score(labels, logits, k=5, labels=range(classes))
-        assert evaluation_of(logits, labels, classes).top5 == pytest.approx(expected, abs=1e-12)
-
-
 @pytest.mark.parametrize("monitor", ["loss", "macro_f1"])
 def test_run_keeps_the_checkpoint_and_evaluation_of_its_monitor(tmp_path: Path, monitor: str) -> None:
     overrides = ("run.epochs=5", "schedule.name=constant", "optim.lr=0.4", f"run.monitor={monitor}")

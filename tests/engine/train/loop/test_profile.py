@@ -121,18 +121,21 @@ def test_requests_during_a_profile_are_answered_by_it(tmp_path: Path) -> None:
     assert [steps for _, steps, _ in profiled(events)] == [3, 2]
 
 
-def test_profile_ends_early_with_a_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("request_name", "expected"), [("stop", "the run ended"), ("pause", "the run was paused")])
+def test_profile_ends_early_with_a_stop_or_pause(
+    request_name: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[Event] = []
     with live_trainer(tmp_path, events) as trainer:
         requests = request(trainer, 100)
         train(trainer, 30)
-        requests.apply("stop")
-        assert train(trainer, 40)
-        trainer.control.end_run("stopped")
+        requests.apply(request_name)
+        monkeypatch.setattr("engine.train.loop.control.time.sleep", lambda _: requests.apply("continue"))
+        if train(trainer, 40):
+            trainer.control.end_run("stopped")
     [(_, steps, message)] = profiled(events)
     assert 1 <= steps < 70
-    assert message == "the run ended"
-    assert only_profile(tmp_path)[1].note == message
+    assert message == only_profile(tmp_path)[1].note == expected
 
 
 def test_profile_of_short_epochs_takes_the_steps_of_one_epoch(tmp_path: Path) -> None:
@@ -143,19 +146,6 @@ def test_profile_of_short_epochs_takes_the_steps_of_one_epoch(tmp_path: Path) ->
     [(step, steps, message)] = profiled(events)
     assert (steps, message) == (2, "the epoch ended")
     assert step == 3, "the ranks agree on a request a step later, and the next step warms up"
-
-
-def test_profile_ends_early_with_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-    with live_trainer(tmp_path, events) as trainer:
-        requests = request(trainer, 100)
-        train(trainer, 30)
-        requests.apply("pause")
-        monkeypatch.setattr("engine.train.loop.control.time.sleep", lambda _: requests.apply("continue"))
-        train(trainer, 40)
-    [(_, steps, message)] = profiled(events)
-    assert 1 <= steps < 70
-    assert message == "the run was paused"
 
 
 def test_training_continues_without_a_profile_if_the_profiler_does_not_work(

@@ -42,10 +42,3 @@ def test_flip_flips_large_images(memory_format: torch.memory_format, dim: Litera
     expected = torch.stack([images[0].flip(dim), images[1], images[2].flip(dim)])
     assert torch.equal(flipped, expected)
     assert torch.equal(flip(images, torch.tensor([True, False, True]), dim, may_overwrite=True), expected)
-
-
-def test_flip_keeps_images_that_it_may_not_overwrite() -> None:
-    images = torch.randint(0, 256, (2, 3, 80, 80), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
-    before = images.clone()
-    flip(images, torch.tensor([True, True]))
-    assert torch.equal(images, before)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torchvision.transforms.v2 import functional as reference
 from engine.config.loader import resolve_config
 from engine.train.data.augment.augmentation import apply_batch_params
 from engine.train.data.augment.batch_ops import convert_to_format, normalize, pad_and_crop
-from engine.train.data.batch import Batch
 from engine.train.data.sampler import DistributedBatchSampler, epoch_permutation
 from engine.train.data.sources.base import ImageFormat
 from engine.train.data.sources.formats import model_input_format
@@ -29,40 +26,21 @@ RANDOM_OVERRIDES += [
     "data.channels=3",
     "data.batch_size=16",
 ]
-CROP_OVERRIDES = {"padded": "augment.crop_padding=2", "resized": "augment.resized_crop=true"}
 
 
-def batches(workers: int, crop: str, first_batch: int = 0, batch_size: int = 16) -> list[Batch]:
-    config = resolve_config(None, [*RANDOM_OVERRIDES, CROP_OVERRIDES[crop]]).config
-    source = open_source(config)
-    sampler = DistributedBatchSampler(96, 37, batch_size, 0, 1, True, config.run.seed)
-    loader = BatchLoader(
-        source, config, model_input_format(config, source), sampler.requests(2, 1, first_batch), workers
-    )
-    return [
-        batch
-        if batch.augment_params is None
-        else replace(batch, images=apply_batch_params(batch.images, batch.augment_params))
-        for batch in loader
+@pytest.mark.parametrize("crop", ["augment.crop_padding=2", "augment.resized_crop=true"])
+def test_batches_vary_by_epoch_only_for_training(crop: str) -> None:
+    config = resolve_config(None, [*RANDOM_OVERRIDES, crop]).config
+    source, sampler = open_source(config), DistributedBatchSampler(96, 37, 16, 0, 1, True, config.run.seed)
+    image_format = model_input_format(config, source)
+    images = [
+        batch.images if batch.augment_params is None else apply_batch_params(batch.images, batch.augment_params)
+        for batch in BatchLoader(source, config, image_format, sampler.requests(2), 0)
     ]
-
-
-@pytest.fixture(scope="module", params=CROP_OVERRIDES)
-def reference_batches(request: pytest.FixtureRequest) -> tuple[str, list[Batch]]:
-    """The crop method, and the batches that this process makes without workers."""
-    return request.param, batches(0, request.param)
-
-
-def test_batches_vary_by_epoch_only_for_training(reference_batches: tuple[str, list[Batch]]) -> None:
-    crop, loaded = reference_batches
-    config = resolve_config(None, ["data.channels=3"]).config
-    source = open_source(config)
-    plain = convert_to_format(
-        torch.from_numpy(source.load("val", np.arange(37))[0]), model_input_format(config, source)
-    )
+    plain = convert_to_format(torch.from_numpy(source.load("val", np.arange(37))[0]), image_format)
     for first in (6, 15):
-        assert torch.equal(torch.cat([batch.images for batch in loaded[first : first + 3]]), plain), crop
-    epochs = [torch.cat([batch.images.flatten(1) for batch in loaded[first : first + 6]]) for first in (0, 9)]
+        assert torch.equal(torch.cat(images[first : first + 3]), plain)
+    epochs = [torch.cat(images[first : first + 6]).flatten(1) for first in (0, 9)]
     orders = [np.argsort(epoch_permutation(96, config.run.seed, epoch)) for epoch in (1, 2)]
     same = (epochs[0][orders[0]] == epochs[1][orders[1]]).all(1)
     assert same.float().mean() < 0.05

@@ -137,15 +137,6 @@ def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
     assert is_refused(tmp_path, "no-images", f"{tmp_path / 'val'} ", tmp_path / "train")
 
 
-def test_folder_source_has_test_images_beside_split(tmp_path: Path) -> None:
-    for path in (*(f"train/{name}/{number}.png" for name in "ab" for number in range(5)), "test/b/9.png"):
-        write_image(tmp_path / path)
-    source = open_folder(tmp_path)
-    assert isinstance(source, folder.FolderSource)
-    assert (source.num_images("train"), source.num_images("val"), source.num_images("test")) == (8, 2, 1)
-    assert source.load("test", np.arange(1))[1].tolist() == [1]
-
-
 @pytest.mark.parametrize(
     ("copied", "to", "counts"),
     [
@@ -180,13 +171,9 @@ def test_folder_source_counts_copies_on_both_sides_of_a_split(tmp_path: Path) ->
         (tmp_path / "a" / f"copy{number}.jpg").write_bytes((tmp_path / "a" / f"{number}.jpg").read_bytes())
     source = open_folder(tmp_path, "data.val_split=0.5")
     assert isinstance(source, folder.FolderSource)
-    contents = {part: [read(tmp_path / path) for path in source.paths[part]] for part in PARTS}
+    contents = {part: [(tmp_path / path).read_bytes() for path in source.paths[part]] for part in PARTS}
     repeated = sum(content in contents["train"] for content in contents["val"])
     assert repeated and has_problem(source.warnings, "images-repeated", "data.path", f"{repeated} of 12 (")
-
-
-def read(path: Path) -> bytes:
-    return path.read_bytes()
 
 
 def test_folder_source_skips_system_folders_and_links_upward_in_classes(animal_folder: Path) -> None:
