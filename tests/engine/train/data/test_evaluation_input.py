@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from engine.config.loader import resolve_config
 from engine.train.data.device import InputPipeline
@@ -17,28 +16,10 @@ from engine.train.data.sources.folder import FolderSource
 from engine.train.data.sources.formats import model_input_format
 from engine.train.data.sources.image import read_image
 from engine.train.data.sources.open import open_source
+from support.models.sample_images import write_sample_images
 
 NORMALIZED = ["data.mean=[0,0,0]", "data.std=[1,1,1]"]
 CPU = torch.device("cpu")
-
-
-def write_photos(root: Path) -> Path:
-    """Write images of unusual kinds, among them a JPEG that training decodes at reduced scale."""
-    rng = np.random.default_rng(0)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    for part in ("train", "val"):
-        for name in ("cat", "dog"):
-            folder = root / part / name
-            folder.mkdir(parents=True)
-            noise = Image.fromarray(rng.integers(0, 256, (30, 41, 3), np.uint8))
-            noise.save(folder / "rotated.jpg", exif=exif)
-            noise.quantize(8).save(folder / "palette.png")
-            Image.fromarray(rng.integers(0, 1 << 16, (25, 37), np.uint16)).save(folder / "deep.png")
-            noise.resize((160, 120)).save(folder / "large.jpg")
-            noise.putalpha(120)
-            noise.save(folder / "alpha.png")
-    return root
 
 
 @pytest.mark.parametrize("pipeline", ["memory", "stream"])
@@ -50,13 +31,15 @@ def test_evaluation_input_is_that_of_read_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline: str, overrides: list[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    photos = write_photos(tmp_path / "photos")
-    data = ["data.dataset=folder", f"data.path={photos}", "data.image_size=16", *NORMALIZED]
+    for folder in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / "photos" / folder).mkdir(parents=True)
+        samples = list(write_sample_images(tmp_path / "photos" / folder))
+    data = ["data.dataset=folder", f"data.path={tmp_path / 'photos'}", "data.image_size=16", *NORMALIZED]
     config = resolve_config(None, [*data, *overrides]).config
     source = open_source(config)
     assert isinstance(source, FolderSource)
     image_format = model_input_format(config, source)
-    requests = [BatchRequest("train", 1, np.arange(10)), BatchRequest("val", 0, np.arange(10))]
+    requests = [BatchRequest("train", 1, np.arange(10)), BatchRequest("val", 0, np.arange(2 * len(samples)))]
     choice = InputPlan("memory" if pipeline == "memory" else "stream", "")
     batches = InputPipeline(choice, source, config, image_format, requests).device_loader(CPU)
     train, val = (next(batches).images.mul(255).round().numpy() for _ in requests)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +23,6 @@ from engine.train.distributed.parallel import warmup_batch_size, wrap_model
 from engine.train.distributed.rendezvous import (
     check_rendezvous,
 )
-from support.gputrain_command import Gputrain, read_events
 from support.messages import has_problem
 from support.runs.factories import find_free_port
 
@@ -200,15 +198,3 @@ def test_wrap_ddp_refuses_compression_without_cuda_build(
     with pytest.raises(UsageError) as caught:
         gradients("device.compress=bf16")
     assert [problem.location for problem in caught.value.problems] == ["device.compress"]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
-def test_dp_run_trains_on_two_gpus_in_one_process(gputrain: Gputrain) -> None:
-    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
-    done = gputrain("run", "--headless", "digits", "--gpus", "free:2", "--name", "dp", "device.parallel=dp")
-    assert done.returncode == 0, done.stderr
-    first = read_events(gputrain.runs / "dp")[0]
-    assert (first["world_size"], len(first["devices"]), first["global_batch"]) == (1, 2, 64)
-    assert {record["rank"] for record in first["ranks"]} == {0}
-    assert json.loads((gputrain.runs / "dp" / "summary.json").read_text())["val_accuracy"] > 0.97

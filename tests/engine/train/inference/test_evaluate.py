@@ -105,19 +105,6 @@ def test_evaluation_takes_the_dataset_that_a_path_is(run: RunFolder, path: str, 
     assert evaluation_config(saved, [f"data.path={path}"]).data.dataset == dataset
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_inference_on_gpu_matches_cpu(run: RunFolder) -> None:
-    images = torch.randint(256, (64, 1, 8, 8), dtype=torch.uint8)
-    on_gpu, on_cpu = (load_trained_model(run, device=name) for name in ("auto", "cpu"))
-    assert on_gpu.device.type == "cuda"
-    assert torch.allclose(on_gpu.probabilities(images).cpu(), on_cpu.probabilities(images), atol=1e-2)
-    evaluations = [
-        evaluate_checkpoint(on_cpu.checkpoint, ["data.workers=2"], "val", name).evaluation for name in ("cuda", "cpu")
-    ]
-    assert evaluations[0].metrics.accuracy == pytest.approx(evaluations[1].metrics.accuracy, abs=0.01)
-
-
 def test_model_of_float_tensors_is_evaluated_on_them_and_refuses_images(tmp_path: Path) -> None:
     code = "import torch\ndef build(part): return [(torch.eye(4).expand(7, 4, 4) * i, i % 2) for i in range(6)]\n"
     (tmp_path / "floats.py").write_text(code)

@@ -19,6 +19,7 @@ from engine.train.inference.predict import find_input_files, predict
 from engine.train.inference.trained_model import load_trained_model, read_trained_checkpoint
 from support.gputrain_command import FinishedRun
 from support.messages import says
+from support.models.sample_images import write_sample_images
 from support.runs.trained_run import DIGITS, call, saved_run
 
 
@@ -119,27 +120,15 @@ def test_predict_command_escapes_control_characters(tmp_path: Path) -> None:
     assert "\\x1b[31mred.png" in done.stdout
 
 
-def photo_folder(folder: Path) -> Path:
-    """Write images of two classes in several sizes, modes and file formats, some rotated by EXIF orientation."""
-    rng = np.random.default_rng(0)
-    formats = [("RGB", "jpg", (40, 30)), ("L", "png", (20, 31)), ("RGBA", "png", (16, 16)), ("P", "png", (50, 17))]
-    for part in ("train", "val"):
-        for label in ("left", "right"):
-            (folder / part / label).mkdir(parents=True)
-            for number, (mode, suffix, (width, height)) in enumerate(formats * 2):
-                image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
-                exif = Image.Exif()
-                exif[0x0112] = 6 if suffix == "jpg" and number else 1
-                image.save(folder / part / label / f"{number}.{suffix}", exif=exif)
-    return folder
-
-
 def test_predict_preprocesses_images_like_validation(tmp_path: Path) -> None:
-    photos = photo_folder(tmp_path / "photos")
+    photos = tmp_path / "photos"
+    for folder in ("train/left", "train/right", "val/left", "val/right"):
+        (photos / folder).mkdir(parents=True)
+        samples = list(write_sample_images(photos / folder))
     data = {"dataset": "folder", "path": str(photos), "image_size": 12, "workers": 0}
     run = saved_run(tmp_path / "a", data=data)
     answers = list(predict(load_trained_model(run, device="cpu"), list(find_input_files([photos / "val"])), 1))
-    assert len(answers) == 16
+    assert len(answers) == 2 * len(samples)
     confusion = [[0, 0], [0, 0]]
     for answer in answers:
         true, predicted = (

@@ -54,7 +54,8 @@ def forbid_host_sync() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-HEAVY = ("model.ema=0.9", "optim.clip_norm=1", "optim.clip_value=1", "optim.accumulate=2", "augment.mixup=0.2")
+HEAVY = ("model.ema=0.9", "optim.clip_norm=1", "optim.clip_value=1", "optim.accumulate=2")
+HEAVY += ("augment.mixup=0.2", "augment.cutmix=1")
 
 
 @pytest.mark.gpu

@@ -171,17 +171,6 @@ def test_run_with_auto_batch_size_saves_found_size(gputrain: Gputrain) -> None:
     assert [event["global_batch"] for event in read_events(gputrain.runs / "a") if "global_batch" in event] == [90]
 
 
-@pytest.mark.gpu
-@pytest.mark.card  # memory for images of 224 x 224, and the speed to train on them
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_run_with_auto_batch_size_on_gpu_fills_memory(gputrain: Gputrain) -> None:
-    del gputrain.environment["CUDA_VISIBLE_DEVICES"]
-    fake = ["data.dataset=fake", "data.fake_train=200000", "data.image_size=224", "--model", "vgg16", "--dry-run"]
-    done = gputrain("run", "--headless", *fake, "--gpus", "free:1", "--batch-size", "auto")
-    assert done.returncode == 0, done.stderr
-    assert "about the largest batch that fits into 90% of the free memory" in done.stderr
-
-
 def test_trials_of_several_ranks_use_ddp_and_leave_the_process_as_it_was(trials: BatchSizeTrials) -> None:
     environ = dict(os.environ)
     assert trials.fits(2)

@@ -240,9 +240,3 @@ def test_matching_filters_by_substring_or_pattern() -> None:
     assert [model.name for model in filter_models(models, "resnet?8")] == ["resnet18"]
     assert [model.name for model in filter_models(models, "*_[hl]_*")] == ["vit_h_14", "vit_l_16", "vit_l_32"]
     assert filter_models(models, None) == list(models)
-
-
-def test_catalog_and_bench_import_no_torch() -> None:
-    modules = "sys, engine.train.models.catalog, engine.train.bench.runner, tui.cli.models"
-    program = f"import {modules}; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.base.errors import UsageError
@@ -126,35 +124,6 @@ class Doubled(nn.BatchNorm2d):
 def test_sync_batch_norm_rejects_layer_with_its_own_forward() -> None:
     with raises_problem("not-supported", "model.sync_bn", "0 ", " Doubled "):
         convert_to_sync_batch_norm(nn.Sequential(Doubled(1)), [])
-
-
-def half_a_batch(rank: int, folder: str) -> None:
-    """One of two ranks on one GPU: pass its half of the batch through SyncBatchNorm, forward and backward."""
-    torch.cuda.set_device(0)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
-    images = torch.load(f"{folder}/images.pt", weights_only=True).cuda()
-    model = convert_to_sync_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), []).cuda()
-    half = images.chunk(2)[rank].requires_grad_()
-    out = model(half)
-    out.square().sum().backward()
-    torch.save({"out": out.detach(), "grad": half.grad, "mean": model[0].running_mean}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_sync_batch_norm_normalizes_over_both_ranks(tmp_path: Path) -> None:
-    images = torch.randn(6, 3, 4, 4)
-    torch.save(images, tmp_path / "images.pt")
-    torch.multiprocessing.spawn(half_a_batch, (str(tmp_path),), nprocs=2)
-    whole, images = nn.BatchNorm2d(3), images.requires_grad_()
-    out = whole(images)
-    out.square().sum().backward()
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True, map_location="cpu") for rank in range(2)]
-    torch.testing.assert_close(torch.cat([rank["out"] for rank in ranks]), out, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(torch.cat([rank["grad"] for rank in ranks]), images.grad, atol=1e-4, rtol=1e-4)
-    for rank in ranks:
-        torch.testing.assert_close(rank["mean"], whole.running_mean, atol=1e-6, rtol=1e-5)
 
 
 def test_sync_batch_norm_leaves_model_without_trainable_batch_norm_unchanged() -> None:

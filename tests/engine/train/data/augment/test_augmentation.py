@@ -248,22 +248,6 @@ def test_mixer_depends_only_on_seed_epoch_batch_and_rank() -> None:
         assert not torch.equal(mix(FLOATS, LABELS, epoch, batch, rank)[0], images)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_mixer_does_not_sync_gpu() -> None:
-    images, labels = FLOATS.cuda(), LABELS.cuda()
-    mix = mixer("mixup=0.5", "cutmix=1.0")
-    mix(images, labels, 1, 0, 0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        mixed = [mix(images, labels, 1, batch, 0) for batch in range(8)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    for batch, (images_on_gpu, targets) in enumerate(mixed):
-        expected = mix(FLOATS, LABELS, 1, batch, 0)
-        torch.testing.assert_close((images_on_gpu.cpu(), targets.cpu()), expected)
-
-
 @pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (40, 400), (400, 40), (1, 1)])
 def test_random_resized_crop_box_matches_vectorized_boxes(height: int, width: int) -> None:
     indices = np.arange(500)
