@@ -10,11 +10,10 @@ from engine.base.codec import replace
 from engine.runs.command_events import CodeChanged, CodeRecorded
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
-from engine.runs.journal import to_line
 from engine.runs.records import CodeSummary
 from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder, write_config, write_run_record
+from support.runs.factories import append_events, make_run_folder, write_config
 from support.runs.trained_run import call
 
 
@@ -76,11 +75,8 @@ def test_code_that_changed_before_the_start_is_marked(three_runs: Path) -> None:
     codes["gamma"] = replace(codes["alpha"], changed="1 file (train.py)")
     for name, code in codes.items():
         folder = RunFolder(three_runs / name)
-        events = [CodeRecorded(code=replace(code, changed=""), changed=[], linked=[])]
         changes = [CodeChanged(message=code.changed, files=["train.py"])] if code.changed else []
-        with folder.journal.open("a") as journal:
-            journal.writelines(to_line(event) + "\n" for event in (*events, *changes))
-        write_run_record(folder)
+        append_events(folder, CodeRecorded(code=replace(code, changed=""), changed=[], linked=[]), *changes)
     commit = "a" * 10
     cells = lines_of(call("compare", *codes, "--transpose").stdout)["code"]
     assert cells == [commit, f"{commit}+f00d", f"{commit}, then changed"]

@@ -164,7 +164,7 @@ def resume(folder: RunFolder, *flags: str) -> Result:
     return CliRunner().invoke(app, ["resume", str(folder.path), "--headless", "--trust-owner", *flags])
 
 
-def test_stored_command_that_others_can_change_is_shown_and_refused(
+def test_stored_command_that_others_can_change_is_shown_and_runs_only_with_trust(
     open_run: RunFolder, requests: list[RunRequest], tmp_path: Path
 ) -> None:
     result = resume(open_run)
@@ -175,12 +175,8 @@ def test_stored_command_that_others_can_change_is_shown_and_refused(
     assert stop_signal == "stop signal: SIGINT"
     assert variables == ["variable: LD_PRELOAD=/evil.so", "variable: TOKEN=***"]
     assert says(error, "untrusted-code", "--trust-code")
-
-
-def test_trusted_command_of_others_is_shown_and_runs(open_run: RunFolder, requests: list[RunRequest]) -> None:
-    result = resume(open_run, "--trust-code")
-    assert result.exit_code == 0, result.stderr
-    assert "variable: LD_PRELOAD=/evil.so" in result.stderr
+    trusted = resume(open_run, "--trust-code")
+    assert trusted.exit_code == 0 and "variable: LD_PRELOAD=/evil.so" in trusted.stderr, trusted.stderr
     [request] = requests
     assert request.command == read_command(open_run)
 

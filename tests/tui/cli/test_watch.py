@@ -67,27 +67,21 @@ def test_watch_says_how_to_list_the_runs_of_gputrain(tmp_path: Path) -> None:
     assert [run["name"] for run in json.loads(both.stdout)["runs"]] == [tmp_path.name]
 
 
-def test_watch_opens_a_run_of_gputrain_in_its_own_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_on_a_terminal_opens_the_screen_of_a_path_or_of_a_run_of_gputrain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[object] = []
 
-    def open_screen(*, run: str = "", **options: object) -> None:
-        opened.append(run)
+    def open_screen(*, run: str = "", watched: object = None, **options: object) -> None:
+        opened.append(run or watched)
         raise typer.Exit
 
     monkeypatch.setattr("tui.cli.watch.should_open_screen", lambda *, headless: not headless)
     monkeypatch.setattr("tui.cli.open_tui.open_screen", open_screen)
     own = make_own_run(tmp_path / "runs" / "a")
-    call("watch", own)
-    assert opened == [str(own)]
-
-
-def test_watch_opens_the_screen_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[object] = []
-    monkeypatch.setattr("tui.cli.watch.should_open_screen", lambda *, headless: not headless)
-    monkeypatch.setattr("tui.cli.open_tui.open_screen", lambda **options: opened.append(options["watched"]))
-    call("watch", tmp_path)
-    call("watch", tmp_path, "-n", 1)
-    assert opened == [[tmp_path]]
+    for arguments in ((tmp_path,), (tmp_path, "-n", 1), (own,)):
+        call("watch", *arguments)
+    assert opened == [[tmp_path], str(own)]
 
 
 def test_watch_prints_each_point_of_one_run(tmp_path: Path) -> None:

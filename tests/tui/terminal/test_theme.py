@@ -141,26 +141,18 @@ def test_theme_key_is_remembered_over_restart() -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_app_sends_no_colors_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "t")
-        assert pilot.app.theme == ANSI.name
-        assert shown_colors(pilot) <= {"default"}
-
-    drive(app_on_runs(), act)
-
-
-@pytest.mark.usefixtures("runs")
-def test_theme_key_keeps_the_colors_of_a_terminal_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("COLORTERM", "")])
+def test_theme_key_keeps_the_theme_of_a_terminal_without_colors(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("COLORTERM")
+    monkeypatch.setenv(name, value)
 
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, "t")
-        assert pilot.app.theme == ANSI.name
-        await press(pilot, "r")
-        assert {color for color in shown_colors(pilot) if color.startswith("#")} == set()
+        for key in "tr":
+            await press(pilot, key)
+            colors = shown_colors(pilot)
+            assert not any(color.startswith("#") for color in colors) and pilot.app.theme == ANSI.name
+            assert name != "NO_COLOR" or colors <= {"default"}
 
     drive(app_on_runs(), act, (120, 34))

@@ -14,6 +14,7 @@ from engine.report.foreign_run import read_run
 from engine.report.table import line_text, line_width
 from engine.runs.comparison import Comparison, compare_runs
 from engine.runs.find import OpenedRun
+from engine.runs.metrics import Better
 from engine.watch.folders import find_runs
 from support.replace import replace
 from support.runs.compared_runs import make_compared_run
@@ -93,16 +94,10 @@ def test_most_important_metric_is_first_and_numbers_of_the_setup_are_dropped_if_
 
 
 def test_order_has_the_best_values_first_and_unknown_ones_last() -> None:
-    values = compared_values_of(0.5, None, 0.75)
+    values = ComparedValue("acc", ("", "", ""), (0.5, None, 0.75), better=Better.HIGH)
     assert values.order() == [2, 0, 1]
     assert replace(values, better="low").order() == [0, 2, 1]
     assert ComparedValue("key", ("", "", ""), ("sgd", 3, None)).order() == [1, 0, 2]
-
-
-def compared_values_of(*values: float | None) -> ComparedValue:
-    from engine.runs.metrics import Better
-
-    return ComparedValue("acc", tuple(map(str, values)), values, better=Better.HIGH)
 
 
 @pytest.mark.parametrize("count", [2, 200])

@@ -67,12 +67,6 @@ def test_gpu_table_shows_unknown_readings_as_unknown(width: int, lines: int) -> 
     assert "0%" not in text and "■" not in text.splitlines()[0]
 
 
-def test_gpu_table_keeps_last_readings_of_silent_gpu() -> None:
-    block = "\n".join(table(demo_snapshot(FROZEN_NOW), 158, 3)[8])
-    assert "no answer for 4 s" in block
-    assert "58.0" in block
-
-
 def test_gpu_table_gives_reason_of_lost_gpu() -> None:
     snapshot = recorded()
     (lost,) = [gpu for gpu in snapshot.gpus if gpu.state == "lost"]

@@ -86,12 +86,6 @@ def test_table_formats_config_values_and_figures() -> None:
     assert text_of(table, ROW).split() == ["○", "base", "0.2", "sgd", "2m05s", "best,paper", "0.2398", "–"]
 
 
-def test_table_header_marks_sorted_column_and_direction() -> None:
-    for reverse, sign in ((False, "▾"), (True, "▴")):
-        order = SortOrder.parse("best_val_accuracy", reverse=reverse)
-        assert f"best val acc{sign}" in header(fit_run_list([ROW], 120, default_fields(), order))
-
-
 def test_lists_name_the_best_value_of_each_run_if_their_monitors_differ() -> None:
     f1 = row("a", monitor="macro_f1", best=0.5)
     loss = row("b", monitor="loss", monitor_mode="min", best=0.25, best_val_loss=0.25)
@@ -105,12 +99,6 @@ def test_lists_name_the_best_value_of_each_run_if_their_monitors_differ() -> Non
 def test_best_of_losses_is_sorted_from_the_lowest_up() -> None:
     rows = [row(str(value), monitor="rmse", monitor_mode="min", best=value) for value in (0.5, 0.25, 0.75)]
     assert [each.name for each in SortOrder.parse("best").sort(rows)] == ["0.25", "0.5", "0.75"]
-
-
-def test_table_escapes_text_of_others() -> None:
-    odd = row("a", tags=("x\x1b[31m",), config={"data.dataset": "b\x07\u202e"})
-    text = text_of(fit_run_list([odd], 200, default_fields()), odd)
-    assert text.isprintable() and "x\\x1b[31m" in text
 
 
 def test_table_shows_long_names_and_messages_that_were_not_measured() -> None:
