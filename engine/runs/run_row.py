@@ -105,10 +105,9 @@ class RunRow(NamedTuple):
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since a live run started its latest session, or since the end of another one, or since the files of a
-        run of another program were written; 0 if that is unknown or in the future."""
-        has_started = self.live and not self.formats
-        return age_of((None if has_started else self.record.updated_at) or self.record.started_at)
+        """Seconds since the latest session started, or since the files of a run of another program were written; 0 if
+        that is unknown or in the future."""
+        return age_of(self.record.updated_at if self.formats else self.record.started_at)
 
 
 def read_row(folder: RunFolder, status: os.stat_result | None = None) -> RunRow | None:

@@ -16,7 +16,7 @@ from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
 from engine.report.readings import READINGS
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import DIVERGED
-from engine.runs.run_row import UNKNOWN_STATE, UNREADABLE, RunRow
+from engine.runs.run_row import UNKNOWN_STATE, UNREADABLE, RunRow, age_of
 from engine.watch.activity import Activity
 from tui.screens.keymap import KEYS
 from tui.terminal.palette import BAD, GOOD, MUTED, WARNING
@@ -83,14 +83,14 @@ def without_folder(command: str) -> str:
 
 
 def when_text(row: RunRow) -> str:
-    """Return when a live run ends, for how long it has run if that is unknown, or how long ago another one started. It
+    """Return when a live run ends, for how long it has run if that is unknown, or how long ago another one ended. It
     changes with time, not only with the row."""
-    eta_s, age = row.record.values.get("eta_seconds"), format_age(row.age_seconds)
+    eta_s = row.record.values.get("eta_seconds")
     if not row.live:
-        return f"{age} ago"
+        return f"{format_age(age_of(row.record.updated_at or row.record.started_at))} ago"
     if eta_s is not None:
         return f"ETA {format_duration(eta_s)}"
-    return "" if row.state == RunState.WAITING else f"for {age}"
+    return "" if row.state == RunState.WAITING else f"for {format_age(row.age_seconds)}"
 
 
 def result_text(row: RunRow) -> str:

@@ -23,7 +23,7 @@ from engine.runs.keys import quote_key
 from engine.runs.metrics import Better, figures_of, format_metric, names_direction, own_metrics
 from engine.runs.records import CodeSummary
 from engine.runs.run_record import RunRecord
-from engine.runs.run_row import RunRow, age_of
+from engine.runs.run_row import RunRow
 
 
 def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) -> dict[str, str]:
@@ -34,7 +34,7 @@ def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) 
     record, is_live, claim = row.record, row.live, read_claim(folder.owner)
     # Until a run has started, the time is when it was queued.
     begun = "started" if record.devices or row.state == RunState.STARTING else "queued"
-    ago = f"{format_age(age_of(record.started_at))} ago"
+    ago = f"{format_age(row.age_seconds)} ago"
     checkpoints = [(path.name, path.stat().st_size) for path in list_checkpoints(folder.checkpoints)]
     facts = {
         "state": row.shown_state,
