@@ -61,6 +61,15 @@ LAYOUTS = {
         "Loss/train Loss/test",
         {"Loss": {"Loss/train": "train", "Loss/test": "test"}},
     ),
+    "names that are only a source": ("train val", {"train": {"train": ""}, "val": {"val": ""}}),
+    "two metrics of one source": (
+        "train/loss train_loss",
+        {"loss": {"train/loss": "train/loss", "train_loss": "train_loss"}},
+    ),
+    "sources within words": (
+        "latest_loss evaluator/loss",
+        {"evaluator/loss": {"evaluator/loss": ""}, "latest_loss": {"latest_loss": ""}},
+    ),
 }  # fmt: skip
 
 
@@ -69,22 +78,6 @@ def test_metrics_of_trainer_share_charts(names: str, charts: dict[str, dict[str,
     grouped = {chart.title: curve_labels(chart) for chart in group_metrics(names.split())}
     assert grouped == charts
     assert list(grouped) == list(charts)
-
-
-def test_name_that_is_only_a_source_is_a_chart_of_its_own() -> None:
-    assert [chart.title for chart in group_metrics(["train", "val"])] == ["train", "val"]
-
-
-def test_two_metrics_of_one_source_have_their_names_in_the_legend() -> None:
-    [chart] = group_metrics(["train/loss", "train_loss"])
-    assert curve_labels(chart) == {"train/loss": "train/loss", "train_loss": "train_loss"}
-
-
-def test_word_within_a_word_is_no_source() -> None:
-    assert {chart.title for chart in group_metrics(["latest_loss", "evaluator/loss"])} == {
-        "latest_loss",
-        "evaluator/loss",
-    }
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from engine.report.foreign_run import describe, read_whole
 from engine.runs.curves import CurveReader, default_axis
@@ -21,17 +22,24 @@ def make_data(folder: Path, rows: list[dict[str, float]]) -> CurveReader:
     return data
 
 
-def test_names_of_other_trainers_get_the_key_of_the_registry_that_means_the_same() -> None:
-    assert registry_keys(["train/loss", "Loss/val", "val_acc", "lr-SGD"]) == {
-        "train/loss": "train_loss", "Loss/val": "val_loss", "val_acc": "val_accuracy",
-    }  # fmt: skip
-    # The name that comes first in the table counts; the other one stays a metric of its own.
-    assert registry_keys(["valid_loss", "val_loss"]) == {"val_loss": "val_loss"}
-
-
-def test_bare_loss_is_that_of_training_only_beside_one_of_validation() -> None:
-    assert registry_keys(["loss"]) == {}
-    assert registry_keys(["loss", "eval_loss"]) == {"loss": "train_loss", "eval_loss": "val_loss"}
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (
+            ["train/loss", "Loss/val", "val_acc", "lr-SGD"],
+            {"train/loss": "train_loss", "Loss/val": "val_loss", "val_acc": "val_accuracy"},
+        ),
+        # The name that comes first in the table counts; the other one stays a metric of its own.
+        (["valid_loss", "val_loss"], {"val_loss": "val_loss"}),
+        # A bare loss is that of the training only beside one of the validation.
+        (["loss"], {}),
+        (["loss", "eval_loss"], {"loss": "train_loss", "eval_loss": "val_loss"}),
+    ],
+)
+def test_names_of_other_trainers_get_the_key_of_the_registry_that_means_the_same(
+    names: list[str], keys: dict[str, str]
+) -> None:
+    assert registry_keys(names) == keys
 
 
 def test_metric_of_unknown_meaning_has_no_direction() -> None:

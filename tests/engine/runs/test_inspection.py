@@ -17,6 +17,7 @@ from engine.runs.inspection import (
     LIST_NAMES,
     MAX_INSPECTION_BYTES,
     Inspection,
+    ListName,
     read_inspection,
     write_inspection,
 )
@@ -37,12 +38,13 @@ def test_cell_lists_its_images_by_descending_loss() -> None:
     assert list(IMAGES.cell(2, 0)) == []
 
 
-def test_mistakes_are_ranked_by_probability_of_the_wrong_class() -> None:
-    assert list(IMAGES.ranked("mistakes")) == [2, 1, 5, 3]
-
-
-def test_uncertain_images_are_ranked_by_the_gap_between_their_best_classes() -> None:
-    assert list(IMAGES.ranked("uncertain", limit=3)) == [5, 3, 1]
+@pytest.mark.parametrize(
+    ("name", "limit", "ranked"),
+    [("mistakes", None, [2, 1, 5, 3]), ("uncertain", 3, [5, 3, 1])],
+    ids=["probability of the wrong class", "gap between the best classes"],
+)
+def test_images_are_ranked(name: ListName, limit: int | None, ranked: list[int]) -> None:
+    assert list(IMAGES.ranked(name, limit=limit)) == ranked
 
 
 def test_suspected_labels_prefer_images_above_the_threshold_of_the_predicted_class() -> None:

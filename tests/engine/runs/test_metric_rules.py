@@ -37,27 +37,25 @@ def test_rules_are_kept_for_their_folder_in_a_private_file(tmp_path: Path) -> No
     assert stat.S_IMODE((state_folder() / RULES_FILE).stat().st_mode) == 0o600
 
 
-def test_metric_is_renamed_or_hidden() -> None:
-    rules = Renaming({"loss": "train/loss", "lr": ""})
-    [reading] = renamed(rules, Reading(Points([Point("loss", 1, 3), Point("lr", 1, 0.1), Point("acc", 1, 0.5)])))
-    assert reading.points == [Point("train/loss", 1, 3), Point("acc", 1, 0.5)]
+LOSS = Point("loss", 1, 3)
+BY_TOKENS = [Point("tokens", 1, 1000), LOSS, Point("tokens", 2, 2000), Point("loss", 2, 2), Point("acc", 3, 1)]
 
 
-def test_other_metrics_have_the_chosen_one_as_x() -> None:
-    rows = [
-        Point("tokens", 1, 1000),
-        Point("loss", 1, 3),
-        Point("tokens", 2, 2000),
-        Point("loss", 2, 2),
-        Point("acc", 3, 1),
-    ]
-    [reading] = renamed(Renaming(x="tokens"), Reading(Points(rows)))
-    assert reading.points == [Point("loss", 1000, 3), Point("loss", 2000, 2)]
-
-
-def test_log_without_the_chosen_metric_keeps_its_steps() -> None:
-    [reading] = renamed(Renaming(x="tokens"), Reading(Points([Point("loss", 1, 3)])))
-    assert reading.points == [Point("loss", 1, 3)]
+@pytest.mark.parametrize(
+    ("rules", "points", "expected"),
+    [
+        (
+            Renaming({"loss": "train/loss", "lr": ""}),
+            [LOSS, Point("lr", 1, 0.1), Point("acc", 1, 0.5)],
+            [Point("train/loss", 1, 3), Point("acc", 1, 0.5)],
+        ),
+        (Renaming(x="tokens"), BY_TOKENS, [Point("loss", 1000, 3), Point("loss", 2000, 2)]),
+        (Renaming(x="tokens"), [LOSS], [LOSS]),
+    ],
+    ids=["renamed or hidden", "over the chosen metric", "without the chosen metric"],
+)
+def test_points_follow_the_rules(rules: Renaming, points: list[Point], expected: list[Point]) -> None:
+    assert renamed(rules, Reading(Points(points)))[0].points == expected
 
 
 def test_restart_voids_the_points_from_the_x_of_its_step() -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,19 +30,21 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_run_is_growing_until_nothing_was_written_for_long() -> None:
-    assert judge(NOW, NOW + 1) is Activity.GROWING
-    assert judge(NOW, NOW + GROWING_SECONDS - 1) is Activity.GROWING
-    assert judge(NOW, NOW + GROWING_SECONDS) is Activity.QUIET
-
-
-def test_run_has_ended_if_its_log_says_so_or_its_writer_is_gone() -> None:
-    assert judge(NOW, NOW + 1, has_ended=True) is Activity.ENDED
-    assert judge(NOW, NOW + 2, writer_ended_at=NOW + 1) is Activity.ENDED
-
-
-def test_run_that_is_written_after_the_end_of_its_writer_grows_again() -> None:
-    assert judge(NOW + 5, NOW + 6, writer_ended_at=NOW + 1) is Activity.GROWING
+@pytest.mark.parametrize(
+    ("written_at", "now", "ends", "activity"),
+    [
+        (NOW, NOW + 1, {}, Activity.GROWING),
+        (NOW, NOW + GROWING_SECONDS - 1, {}, Activity.GROWING),
+        (NOW, NOW + GROWING_SECONDS, {}, Activity.QUIET),
+        (NOW, NOW + 1, {"has_ended": True}, Activity.ENDED),
+        (NOW, NOW + 2, {"writer_ended_at": NOW + 1}, Activity.ENDED),
+        (NOW + 5, NOW + 6, {"writer_ended_at": NOW + 1}, Activity.GROWING),
+    ],
+)
+def test_run_grows_until_it_is_quiet_for_long_or_its_log_or_writer_ends(
+    written_at: float, now: float, ends: dict[str, Any], activity: Activity
+) -> None:
+    assert judge(written_at, now, **ends) is activity
 
 
 def test_quiet_run_tells_for_how_long() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -87,13 +88,6 @@ def test_count_of_lines_without_step_goes_on_after_a_resume() -> None:
 @pytest.mark.parametrize(("last", "step"), [((40, 2.0), 50), ((35, 2.0), 50), ((50, 3.0), 50), ((40, None), 10)])
 def test_counter_of_a_later_epoch_goes_on_after_a_resume(last: tuple[int, float | None], step: int) -> None:
     assert [point.step for point in feed(OutputMetrics(last=last), "Epoch 3 [10/20] loss: 2")] == [step]
-
-
-def test_validation_has_the_step_of_the_training() -> None:
-    lines = ("step 100 loss 0.5", "val_loss: 0.6", "Validation loss: 0.7")
-    assert [(point.name, point.step) for point in feed(OutputMetrics(), *lines)] == [
-        ("loss", 100), ("val_loss", 100), ("validation_loss", 100),
-    ]  # fmt: skip
 
 
 def test_mean_of_epoch_is_another_curve_than_its_steps() -> None:
@@ -321,28 +315,6 @@ def names_and_steps(*lines: str) -> list[tuple[str, int]]:
     return [(point.name, point.step) for point in [*feed(metrics, *lines), *metrics.finish()]]
 
 
-def test_lines_below_a_heading_of_an_evaluation_are_of_it() -> None:
-    lines = ("loss: 2.3  [   64/60000]", "Test Error: ", " Accuracy: 50.9%, Avg loss: 2.1", "loss: 2.2  [  128/60000]")
-    assert names_and_steps(*lines) == [("loss", 64), ("test/Accuracy", 64), ("test/loss", 64), ("loss", 128)]
-
-
-def test_recap_of_the_best_step_is_no_point() -> None:
-    lines = (
-        "[1]\tvalid's auc: 0.8",
-        "[2]\tvalid's auc: 0.7",
-        "Early stopping, best iteration is:",
-        "[1]\tvalid's auc: 0.8",
-    )
-    assert names_and_steps(*lines) == [("valid_auc", 1), ("valid_auc", 2)]
-
-
-def test_unknown_names_of_regular_lines_are_learned_when_their_step_grows() -> None:
-    lines = [f"{step}:\tlearn: 0.{step}\tbest: 0.5 ({step})\tremaining: 3s" for step in range(4)]
-    assert names_and_steps(*lines[:2]) == []
-    assert names_and_steps(*lines) == [(name, step) for step in range(4) for name in ("learn", "best")]
-    assert names_and_steps(*lines[:1] * 4) == []
-
-
 BOX = [
     "| rollout/     |      |",
     "|    ep_rew_mean | 9 |",
@@ -352,9 +324,55 @@ BOX = [
 ]
 
 
-def test_box_is_a_record_whose_step_comes_last() -> None:
-    assert names_and_steps(*BOX) == [("rollout/ep_rew_mean", 512)]
-    assert names_and_steps(*BOX[:4]) == [("rollout/ep_rew_mean", 512)]
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            ("step 100 loss 0.5", "val_loss: 0.6", "Validation loss: 0.7"),
+            [("loss", 100), ("val_loss", 100), ("validation_loss", 100)],
+        ),
+        (
+            ("loss: 2.3  [   64/60000]", "Test Error: ", " Accuracy: 50.9%, Avg loss: 2.1", "loss: 2.2  [  128/60000]"),
+            [("loss", 64), ("test/Accuracy", 64), ("test/loss", 64), ("loss", 128)],
+        ),
+        (
+            (
+                "[1]\tvalid's auc: 0.8",
+                "[2]\tvalid's auc: 0.7",
+                "Early stopping, best iteration is:",
+                "[1]\tvalid's auc: 0.8",
+            ),
+            [("valid_auc", 1), ("valid_auc", 2)],
+        ),
+        (
+            (
+                "[Epoch 1] val: {'loss': 1.9}",
+                "{'epoch': 2, 'mode': 'val', 'loss': 3}",
+                "{'epoch': 2, 'mode': 'train', 'loss': 4}",
+            ),
+            [("val/loss", 1), ("val/loss", 2), ("loss", 2)],
+        ),
+        (BOX, [("rollout/ep_rew_mean", 512)]),
+        (BOX[:4], [("rollout/ep_rew_mean", 512)]),
+    ],
+    ids=[
+        "the validation has the step of the training",
+        "lines below the heading of an evaluation are of it",
+        "a recap of the best step is no point",
+        "an object says what it was measured on",
+        "the step of a box comes last",
+        "a box that ends with the output",
+    ],
+)
+def test_names_and_steps_follow_earlier_lines(lines: Sequence[str], expected: list[tuple[str, int]]) -> None:
+    assert names_and_steps(*lines) == expected
+
+
+def test_unknown_names_of_regular_lines_are_learned_when_their_step_grows() -> None:
+    lines = [f"{step}:\tlearn: 0.{step}\tbest: 0.5 ({step})\tremaining: 3s" for step in range(4)]
+    assert names_and_steps(*lines[:2]) == []
+    assert names_and_steps(*lines) == [(name, step) for step in range(4) for name in ("learn", "best")]
+    assert names_and_steps(*lines[:1] * 4) == []
 
 
 @pytest.mark.parametrize(
@@ -382,15 +400,6 @@ def test_lines_of_training_and_validation_without_position_are_two_curves(train:
     points = feed(OutputMetrics(), *(f"{form} {value}" for value in (1, 2, 3) for form in (train, val)))
     assert [point.value for point in points if point.name == "loss"] == [1, 2, 3]
     assert len({point.name for point in points}) == 2
-
-
-def test_object_says_what_it_was_measured_on() -> None:
-    lines = (
-        "[Epoch 1] val: {'loss': 1.9}",
-        "{'epoch': 2, 'mode': 'val', 'loss': 3}",
-        "{'epoch': 2, 'mode': 'train', 'loss': 4}",
-    )
-    assert [point.name for point in feed(OutputMetrics(), *lines)] == ["val/loss", "val/loss", "loss"]
 
 
 @pytest.mark.parametrize(

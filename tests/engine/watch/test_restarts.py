@@ -63,23 +63,27 @@ def test_repeated_steps_void_points_of_earlier_poll(tmp_path: Path) -> None:
     assert (reading.drop_from, reading.points) == (1, [Point("loss", 1, 0.125, 1.0)])
 
 
-def test_rows_per_batch_that_have_an_epoch_only_are_kept(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "a.csv", [0, 0, 0, 1, 1, 1])
-    assert len(kept_values(CsvFile(path), "loss")) == 6
-
-
-def test_repeated_heading_voids_repeated_epoch_with_other_columns(tmp_path: Path) -> None:
-    path = tmp_path / "summary.csv"
-    path.write_text("epoch,loss\n0,1\n1,2\nepoch,loss,top5\n1,3,4\n2,5,6\n")
-    assert kept_values(CsvFile(path), "loss") == [(0, 1.0), (1, 3.0), (2, 5.0)]
-    assert kept_values(CsvFile(path), "top5") == [(1, 4.0), (2, 6.0)]
-
-
-def test_sparse_rows_of_one_step_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (
+            "epoch,loss\n0,1\n1,2\nepoch,loss,top5\n1,3,4\n2,5,6\n",
+            {"loss": [(0, 1), (1, 3), (2, 5)], "top5": [(1, 4), (2, 6)]},
+        ),
+        (
+            "step,loss,val_loss\n4,1,\n9,2,\n9,,3\n14,4,\n19,,5\n",
+            {"loss": [(4, 1), (9, 2), (14, 4)], "val_loss": [(9, 3), (19, 5)]},
+        ),
+        ("epoch,loss\n0,0\n0,1\n0,2\n1,3\n1,4\n1,5\n", {"loss": [(row // 3, row) for row in range(6)]}),
+    ],
+    ids=["a repeated heading with other columns", "sparse rows of one step", "rows per batch with an epoch only"],
+)
+def test_rows_void_only_those_of_an_earlier_start(
+    tmp_path: Path, text: str, kept: dict[str, list[tuple[int, float]]]
+) -> None:
     path = tmp_path / "metrics.csv"
-    path.write_text("step,loss,val_loss\n4,1,\n9,2,\n9,,3\n14,4,\n19,,5\n")
-    assert kept_values(CsvFile(path), "loss") == [(4, 1.0), (9, 2.0), (14, 4.0)]
-    assert kept_values(CsvFile(path), "val_loss") == [(9, 3.0), (19, 5.0)]
+    path.write_text(text)
+    assert {name: kept_values(CsvFile(path), name) for name in kept} == kept
 
 
 def test_validation_rows_numbered_by_epochs_void_no_iterations(tmp_path: Path) -> None:

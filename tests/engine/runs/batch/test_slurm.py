@@ -23,18 +23,33 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmStandIn:
     return SlurmStandIn(tmp_path / "slurm", monkeypatch)
 
 
-def test_script_asks_for_gpus_with_their_share_of_cores(slurm: SlurmStandIn) -> None:
-    lines = Slurm().script(REQUEST).splitlines()
-    expected = {"--gres=gpu:2", "--cpus-per-task=32", "--time=91", "--requeue", "--signal=B:USR1@60"}
-    assert {f"#SBATCH {option}" for option in expected} <= {*lines}
-    assert lines[-1] == "exec gputrain run"
-
-
-def test_script_of_ranks_starts_them_on_each_node(slurm: SlurmStandIn) -> None:
-    lines = Slurm().script(replace(REQUEST, nodes=2, tasks_per_node=2)).splitlines()
-    expected = {"--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=16", "--signal=USR1@60"}
-    assert {f"#SBATCH {option}" for option in expected} <= {*lines}
-    assert lines[-1] == "exec srun gputrain run"
+@pytest.mark.parametrize(
+    ("fields", "options", "end"),
+    [
+        (
+            {},
+            {"--gres=gpu:2", "--cpus-per-task=32", "--time=91", "--requeue", "--signal=B:USR1@60"},
+            "exec gputrain run",
+        ),
+        (
+            {"nodes": 2, "tasks_per_node": 2},
+            {"--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=16", "--signal=USR1@60"},
+            "exec srun gputrain run",
+        ),
+        (
+            {"array_size": 4, "array_limit": 2},
+            {"--array=0-3%2"},
+            'export GPUTRAIN_TASK="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"\nexec gputrain run',
+        ),
+    ],
+    ids=["command", "ranks on each node", "array"],
+)
+def test_script_asks_for_what_the_job_needs(
+    slurm: SlurmStandIn, fields: dict[str, int], options: set[str], end: str
+) -> None:
+    script = Slurm().script(replace(REQUEST, **fields))  # type: ignore[arg-type]
+    assert {f"#SBATCH {option}" for option in options} <= {*script.splitlines()}
+    assert script.endswith(f"\n{end}\n")
 
 
 def test_script_has_settings_and_typed_options_last(slurm: SlurmStandIn) -> None:
@@ -47,12 +62,6 @@ def test_script_has_settings_and_typed_options_last(slurm: SlurmStandIn) -> None
         "#SBATCH --account='my lab'",
     ]
     assert script.endswith("module load cuda\nexec gputrain run\n")
-
-
-def test_script_of_an_array_names_its_task(slurm: SlurmStandIn) -> None:
-    lines = Slurm().script(replace(REQUEST, array_size=4, array_limit=2)).splitlines()
-    assert "#SBATCH --array=0-3%2" in lines
-    assert lines[-2] == 'export GPUTRAIN_TASK="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'
 
 
 @pytest.mark.parametrize(
