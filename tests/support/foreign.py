@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from engine.watch.event_records import length_checksum
@@ -98,3 +101,11 @@ def points_of(source: Source, max_bytes: int = POLL_BYTES) -> list[Point]:
 def values_of(points: Iterable[Point], name: str) -> list[tuple[int, float]]:
     """Return the steps and values of a metric."""
     return [(point.step, point.value) for point in points if point.name == name]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database for writing, and commit at the end."""
+    with closing(sqlite3.connect(path)) as database:
+        yield database
+        database.commit()

@@ -20,6 +20,11 @@ from support.foreign import points_of, values_of
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.csv"
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -32,8 +37,7 @@ RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
         ("3,1,2,4,5", [("b", 3, 1.0), ("a", 3, 2.0)]),
     ],
 )
-def test_csv_file_reads_odd_row(tmp_path: Path, row: str, expected: list[tuple[str, int, float]]) -> None:
-    path = tmp_path / "a.csv"
+def test_csv_file_reads_odd_row(path: Path, row: str, expected: list[tuple[str, int, float]]) -> None:
     path.write_text(f"step,b,a\n{row}\n")
     points = points_of(CsvFile(path))
     assert [point[:2] for point in points] == [point[:2] for point in expected]
@@ -57,8 +61,7 @@ def test_csv_file_knows_columns_by_their_names(tmp_path: Path, content: str, exp
     assert points_of(CsvFile(tmp_path / "a.csv")) == expected
 
 
-def test_csv_file_waits_for_end_of_torn_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
+def test_csv_file_waits_for_end_of_torn_row(path: Path) -> None:
     source = CsvFile(path)
     path.write_text("step,loss\n1,0.5\n2,0.2")
     assert values_of(source.poll().points, "loss") == [(1, 0.5)]
@@ -67,16 +70,14 @@ def test_csv_file_waits_for_end_of_torn_row(tmp_path: Path) -> None:
     assert values_of(source.poll().points, "loss") == [(2, 0.25)]
 
 
-def test_csv_file_reads_last_row_without_line_break_of_settled_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
+def test_csv_file_reads_last_row_without_line_break_of_settled_file(path: Path) -> None:
     path.write_text("step,loss\n1,0.5")
     os.utime(path, (time.time() - 60,) * 2)
     assert values_of(points_of(CsvFile(path)), "loss") == [(1, 0.5)]
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_csv_file_continues_when_same_rows_are_rewritten(tmp_path: Path, is_replaced: bool) -> None:
-    path = tmp_path / "metrics.csv"
+def test_csv_file_continues_when_same_rows_are_rewritten(path: Path, is_replaced: bool) -> None:
     rows = [f"{step},{step / 4}" for step in range(2000)]
     path.write_text("\n".join(["step,loss", *rows[:1000], ""]))
     source = CsvFile(path)
@@ -90,8 +91,7 @@ def test_csv_file_continues_when_same_rows_are_rewritten(tmp_path: Path, is_repl
     assert (reading.drop_from, len(reading.points)) == (None, 1000)
 
 
-def test_csv_file_starts_over_when_column_is_added(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
+def test_csv_file_starts_over_when_column_is_added(path: Path) -> None:
     path.write_text("step,loss\n1,0.5\n")
     source = CsvFile(path)
     source.poll()
@@ -101,8 +101,7 @@ def test_csv_file_starts_over_when_column_is_added(tmp_path: Path) -> None:
     assert reading.points == [Point("loss", 1, 0.5), Point("accuracy", 2, 0.75)]
 
 
-def test_csv_file_starts_over_when_file_stays_short(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
+def test_csv_file_starts_over_when_file_stays_short(path: Path) -> None:
     path.write_text("step,loss\n" + "1,0.5\n" * 100)
     source = CsvFile(path)
     source.poll()
@@ -112,8 +111,7 @@ def test_csv_file_starts_over_when_file_stays_short(tmp_path: Path) -> None:
     assert readings[1].points == [Point("loss", 7, 0.25)]
 
 
-def test_csv_file_skips_endless_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
+def test_csv_file_skips_endless_line(path: Path) -> None:
     path.write_text("step,loss\n1,0.5\n" + "9" * (5 * MAX_LINE_BYTES) + "\n2,0.25\n")
     assert values_of(points_of(CsvFile(path), 1000), "loss") == [(1, 0.5), (2, 0.25)]
 
@@ -163,7 +161,6 @@ def test_columns_that_the_user_names_are_the_axis_and_the_metrics(tmp_path: Path
     assert unknown.poll().problem == "a.csv has no column day: its rows are counted"
 
 
-def test_table_without_metrics_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
+def test_table_without_metrics_says_so(path: Path) -> None:
     path.write_text("name,note\na,b\n")
-    assert CsvFile(path).poll().problem == "no line of metrics.csv is read as metrics"
+    assert CsvFile(path).poll().problem == "no line of a.csv is read as metrics"

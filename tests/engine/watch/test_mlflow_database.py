@@ -7,9 +7,9 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
+
+import pytest
 
 from engine.watch import database as database_module
 from engine.watch.activity import Activity
@@ -17,7 +17,7 @@ from engine.watch.folders import find_runs
 from engine.watch.mlflow_database import MlflowDatabaseRun
 from engine.watch.process import ProcessId, find_process_runs, read_tree
 from engine.watch.run_list import ForeignRunList
-from support.foreign import values_of
+from support.foreign import opened, values_of
 
 # The columns of MLflow 3.17 that are read, and its indices of `metrics`.
 SCHEMA = """
@@ -36,13 +36,6 @@ INSERT INTO experiments VALUES (1, 'flowers');
 TIME_MS = 1_800_000_000_500
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(path)) as database:
-        yield database
-        database.commit()
-
-
 def make_database(path: Path, *runs: str) -> Path:
     """Make a database with runs, which have the same name as their ID."""
     with opened(path) as database:
@@ -50,6 +43,11 @@ def make_database(path: Path, *runs: str) -> Path:
         for run in runs:
             add_run(database, run, run)
     return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make_database(tmp_path / "m.db", "a")
 
 
 def add_run(database: sqlite3.Connection, run: str, name: str, stage: str = "active") -> None:
@@ -90,8 +88,7 @@ def test_nested_run_is_named_below_its_parent(tmp_path: Path) -> None:
     assert names == ["sweep", "sweep/trial"]
 
 
-def test_mlflow_database_run_has_ended_until_it_is_resumed(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "m.db", "a")
+def test_mlflow_database_run_has_ended_until_it_is_resumed(path: Path) -> None:
     source = MlflowDatabaseRun(path, "a")
     for status, has_ended in (("RUNNING", False), ("FINISHED", True), ("RUNNING", False), ("FAILED", True)):
         with opened(path) as database:
@@ -100,8 +97,7 @@ def test_mlflow_database_run_has_ended_until_it_is_resumed(tmp_path: Path) -> No
         assert source.poll().has_ended == has_ended
 
 
-def test_mlflow_database_run_reads_values_that_sql_has_no_number_for(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "m.db", "a")
+def test_mlflow_database_run_reads_values_that_sql_has_no_number_for(path: Path) -> None:
     with opened(path) as database:
         log(database, "a", 1, sys.float_info.max)
         log(database, "a", 2, -sys.float_info.max)
@@ -111,8 +107,7 @@ def test_mlflow_database_run_reads_values_that_sql_has_no_number_for(tmp_path: P
     assert math.isnan(values[3])
 
 
-def test_mlflow_database_run_passes_over_what_is_no_value(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "m.db", "a")
+def test_mlflow_database_run_passes_over_what_is_no_value(path: Path) -> None:
     huge = "x" * (database_module.MAX_VALUE_BYTES + 1)
     with opened(path) as database:
         log(database, "a", 1, "text")
@@ -125,8 +120,7 @@ def test_mlflow_database_run_passes_over_what_is_no_value(tmp_path: Path) -> Non
     assert (reading.parameters, reading.share, reading.problem) == ({"\\x1b[31m": "red"}, 1.0, None)
 
 
-def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "m.db", "a")
+def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Path, path: Path) -> None:
     source = MlflowDatabaseRun(path, "a")
     source.poll()
     make_database(tmp_path / "other.db", "a").replace(path)
@@ -162,8 +156,7 @@ def test_process_writes_the_runs_of_its_database_that_have_not_ended(tmp_path: P
     assert [run.name[-1] for run in found if run.folder == tmp_path] == ["b"]
 
 
-def test_database_without_a_table_of_mlflow_has_no_run(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "m.db", "a")
+def test_database_without_a_table_of_mlflow_has_no_run(tmp_path: Path, path: Path) -> None:
     with opened(path) as database:
         database.execute("DROP TABLE experiments")
     assert find_runs(tmp_path).runs == ()

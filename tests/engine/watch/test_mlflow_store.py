@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -65,18 +64,6 @@ def test_mlflow_run_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
     readings = [source.poll(), source.poll()]
     assert [reading.drop_from for reading in readings] == [-math.inf, None]
     assert [(point.name, point.value) for point in readings[1].points] == [("a", 5.0), ("a", 6.0), ("b", 2.0)]
-
-
-def test_mlflow_run_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.write_text("1 1 1\n")
-    source = MlflowRun(make_run(tmp_path / "run", a="1 2 1\n"))
-    metrics = tmp_path / "run" / "metrics"
-    (metrics / "link").symlink_to(outside)
-    (metrics / "folder").symlink_to(tmp_path)
-    os.mkfifo(metrics / "pipe")
-    os.mkfifo(tmp_path / "run" / "params" / "pipe")
-    assert [point.name for point in source.poll().points] == ["a"]
 
 
 def test_mlflow_run_has_ended_when_meta_has_an_end_time(tmp_path: Path) -> None:

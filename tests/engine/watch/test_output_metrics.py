@@ -236,13 +236,19 @@ def test_lines_of_the_lowest_rank_count(prefix: str) -> None:
     assert [value for _, value in steps_of(*lines)] == [0, 0]
 
 
-def test_labels_of_srun_are_ranks() -> None:
-    lines = ["0: start", "1: start", "0: step 1 loss 5", "1: step 1 loss 6", "0: step 2 loss 5", "1: step 2 loss 6"]
-    assert steps_of(*lines) == [(1, 5), (2, 5)]
-
-
-def test_step_at_the_beginning_of_lines_is_no_rank() -> None:
-    assert [value for _, value in steps_of("0: loss 5", "1: loss 4", "1: loss 3", "2: loss 2")] == [5, 4, 3, 2]
+@pytest.mark.parametrize(
+    ("lines", "values"),
+    [
+        (
+            ["0: start", "1: start", *(f"{rank}: step {step} loss {5 + rank}" for step in (1, 2) for rank in (0, 1))],
+            [5, 5],
+        ),
+        (["0: loss 5", "1: loss 4", "1: loss 3", "2: loss 2"], [5, 4, 3, 2]),
+    ],
+    ids=["labels of srun are ranks", "a step at the beginning is none"],
+)
+def test_numbers_before_a_colon_are_ranks_if_several_print_a_step(lines: list[str], values: list[float]) -> None:
+    assert [value for _, value in steps_of(*lines)] == values
 
 
 @pytest.mark.parametrize("line", ["[Epoch 3]: loss 0.5", "[step 3]: loss 0.5", "[10]\tloss:0.5"])

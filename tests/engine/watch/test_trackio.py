@@ -7,8 +7,6 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from engine.watch.folders import find_runs
 from engine.watch.points import Point
 from engine.watch.reading import list_folder
 from engine.watch.trackio import TrackioRun
-from support.foreign import points_of, values_of
+from support.foreign import opened, points_of, values_of
 
 # The two tables that trackio 0.43 makes; the first versions had no `run_id`.
 METRICS = """CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, timestamp TEXT NOT NULL,
@@ -39,11 +37,9 @@ def make_database(path: Path) -> Path:
     return path
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(path)) as database:
-        yield database
-        database.commit()
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make_database(tmp_path / "p.db")
 
 
 def log(database: sqlite3.Connection, run: str, step: int, values: dict[str, Any]) -> None:
@@ -71,8 +67,7 @@ def test_find_returns_each_run_of_project(tmp_path: Path) -> None:
     assert [point.name for point in reading.points[2:]] == ["bad"]
 
 
-def test_trackio_run_follows_growth_and_creates_no_file(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "p.db")
+def test_trackio_run_follows_growth_and_creates_no_file(tmp_path: Path, path: Path) -> None:
     source = TrackioRun(path, "a")
     for step in range(3):
         with opened(path) as database:
@@ -82,8 +77,7 @@ def test_trackio_run_follows_growth_and_creates_no_file(tmp_path: Path) -> None:
     assert source.poll().points == []
 
 
-def test_trackio_run_reads_rows_of_an_open_database_and_changes_none_of_its_files(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "p.db")
+def test_trackio_run_reads_rows_of_an_open_database_and_changes_none_of_its_files(tmp_path: Path, path: Path) -> None:
     source = TrackioRun(path, "a")
     with opened(path) as database:
         log(database, "a", 1, {"loss": 1})
@@ -95,8 +89,7 @@ def test_trackio_run_reads_rows_of_an_open_database_and_changes_none_of_its_file
         assert source.poll().points == []
 
 
-def test_trackio_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "p.db")
+def test_trackio_run_reads_many_rows_in_parts(path: Path) -> None:
     with opened(path) as database:
         for step in range(5000):
             log(database, "a", step, {"loss": step})
@@ -128,8 +121,7 @@ def test_damaged_database_is_reported(tmp_path: Path, content: bytes) -> None:
     assert TrackioRun(path, "a").poll().problem
 
 
-def test_trackio_run_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "p.db")
+def test_trackio_run_opens_no_pipe_and_follows_no_link(tmp_path: Path, path: Path) -> None:
     with opened(path) as database:
         log(database, "a", 1, {"loss": 1})
     link, pipe = tmp_path / "link.db", tmp_path / "pipe.db"
@@ -140,8 +132,7 @@ def test_trackio_run_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
         assert (reading.points, reading.problem is None) == ([], False)
 
 
-def test_runs_stay_while_database_is_written(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "p.db")
+def test_runs_stay_while_database_is_written(tmp_path: Path, path: Path) -> None:
     with opened(path) as database:
         log(database, "a", 1, {"loss": 1})
     (run,) = find_runs(tmp_path).runs

@@ -17,6 +17,11 @@ ROWS = [{"_step": step, "_timestamp": 1.8e9 + step, "_runtime": step, "loss": 1 
 LOSSES = [(step, 1 / (step + 1)) for step in range(3000)]
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run-a.wandb"
+
+
 @pytest.fixture(scope="module")
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wandb = pytest.importorskip("wandb")
@@ -46,8 +51,7 @@ def test_wandb_log_reads_what_wandb_writes(offline_run: Path) -> None:
     assert reading.has_ended
 
 
-def test_wandb_log_joins_records_across_blocks(tmp_path: Path) -> None:
-    path = tmp_path / "run-a.wandb"
+def test_wandb_log_joins_records_across_blocks(path: Path) -> None:
     path.write_bytes(wandb_file([{"_step": 1, "note": "x" * 3 * BLOCK_BYTES, "loss": 0.5}, *ROWS]))
     points = points_of(WandbLog(path), 1)
     assert points[0][:3] == ("loss", 1, 0.5)
@@ -69,8 +73,7 @@ def test_wandb_log_follows_growth_in_any_pieces(tmp_path: Path) -> None:
     assert values_of(points, "loss") == LOSSES[:1000]
 
 
-def test_wandb_log_continues_after_damaged_block(tmp_path: Path) -> None:
-    path = tmp_path / "run-a.wandb"
+def test_wandb_log_continues_after_damaged_block(path: Path) -> None:
     content = bytearray(wandb_file(ROWS))
     content[BLOCK_BYTES + 500] ^= 1
     path.write_bytes(content)
@@ -83,14 +86,12 @@ def test_wandb_log_continues_after_damaged_block(tmp_path: Path) -> None:
     assert found[-1] == LOSSES[-1] and source.poll().problem == reading.problem
 
 
-def test_wandb_log_passes_over_large_record(tmp_path: Path) -> None:
-    path = tmp_path / "run-a.wandb"
+def test_wandb_log_passes_over_large_record(path: Path) -> None:
     path.write_bytes(wandb_file(ROWS[:1], [field(9, b"x" * (2 * MAX_RECORD_BYTES))]))
     assert values_of(points_of(WandbLog(path)), "loss") == LOSSES[:1]
 
 
-def test_wandb_log_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "run-a.wandb"
+def test_wandb_log_starts_over_when_file_is_replaced(path: Path) -> None:
     path.write_bytes(wandb_file(ROWS[:3]))
     source = WandbLog(path)
     source.poll()
@@ -99,21 +100,18 @@ def test_wandb_log_starts_over_when_file_is_replaced(tmp_path: Path) -> None:
     assert (reading.drop_from, values_of(reading.points, "loss")) == (-math.inf, LOSSES[5:20])
 
 
-def test_wandb_log_reads_changed_config(tmp_path: Path) -> None:
-    path = tmp_path / "run-a.wandb"
+def test_wandb_log_reads_changed_config(path: Path) -> None:
     records = [wandb_record(5, {"lr": 0.1, "_wandb": {"t": 1}}), wandb_record(5, {"lr": 0.2})]
     path.write_bytes(wandb_file(records=records))
     assert WandbLog(path).poll().parameters == {"lr": 0.2}
 
 
-def test_wandb_log_reads_no_media(tmp_path: Path) -> None:
-    path = tmp_path / "run-a.wandb"
+def test_wandb_log_reads_no_media(path: Path) -> None:
     path.write_bytes(wandb_file([{"_step": 0, "image": {"_type": "image-file", "width": 8}, "loss": 1}]))
     assert points_of(WandbLog(path)) == [Point("loss", 0, 1.0)]
 
 
-def test_wandb_log_bounds_number_of_metrics(tmp_path: Path) -> None:
-    path = tmp_path / "run-a.wandb"
+def test_wandb_log_bounds_number_of_metrics(path: Path) -> None:
     path.write_bytes(wandb_file([{"_step": step, f"m{step}": 1} for step in range(MAX_METRICS + 5)]))
     reading = WandbLog(path).poll()
     assert len(reading.points) == MAX_METRICS
