@@ -33,6 +33,11 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def curves() -> Curves:
+    return Curves(1)
+
+
 def extremes_of(values: list[float]) -> Extremes:
     known = [value for value in values if math.isfinite(value)]
     last = values[-1] if values and math.isfinite(values[-1]) else None
@@ -73,8 +78,7 @@ def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
     assert curves.last_x("step") == 999
 
 
-def test_value_that_is_not_finite_is_a_gap_and_marked() -> None:
-    curves = Curves(1)
+def test_value_that_is_not_finite_is_a_gap_and_marked(curves: Curves) -> None:
     curves.add([Reading(points(1.0, math.inf, 2.0))])
     assert np.isnan(curves.over("loss", "step").points.y).tolist() == [False, True, False]
     assert curves.over("loss", "step").odd.tolist() == [1] and curves.extremes("loss").odd_step is None
@@ -89,8 +93,7 @@ def test_mark_of_a_value_that_is_not_finite_stays_in_blocks() -> None:
     assert abs(x - 500) < curves.block_size("loss")
 
 
-def test_steps_that_count_something_else_have_an_axis_of_their_own() -> None:
-    curves = Curves(1)
+def test_steps_that_count_something_else_have_an_axis_of_their_own(curves: Curves) -> None:
     found = Points([*points(*[1.0] * 3000), *points(*[0.9] * 5, name="val/acc"), *points(0.1, 0.1, name="hp")])
     found.extend(points(*[2.0] * 9, name="clock", start=1_700_000_000))
     curves.add([Reading(found)])
@@ -123,8 +126,7 @@ def test_restart_is_marked_on_the_curves_of_its_log(is_one_reading: bool) -> Non
     assert curves.restarts == []
 
 
-def test_axes_are_those_that_were_recorded() -> None:
-    curves = Curves(1)
+def test_axes_are_those_that_were_recorded(curves: Curves) -> None:
     curves.add([Reading(points(1.0, 2.0))])
     assert curves.axes == ("step",)
     found = [Point("acc", 4, 0.5, epoch=1.0, time=1.8e9), Point("acc", 8, 0.6, epoch=2.0, time=1.8e9 + 7200)]
@@ -141,8 +143,7 @@ def test_metric_of_a_log_without_epochs_has_those_of_another_log() -> None:
     assert curves.over("loss", "epoch").points.x.tolist() == pytest.approx([1, 1.1])
 
 
-def test_metric_named_epoch_is_the_axis_of_a_log_without_epochs() -> None:
-    curves = Curves(1)
+def test_metric_named_epoch_is_the_axis_of_a_log_without_epochs(curves: Curves) -> None:
     curves.add([Reading(Points([Point("epoch", 0, 0.0), Point("epoch", 10, 2.0), Point("loss", 5, 0.3)]))])
     assert curves.axes == ("step", "epoch")
     assert curves.over("loss", "epoch").points.x.tolist() == [1]
@@ -158,9 +159,8 @@ def test_metrics_that_appear_later_take_columns_from_the_earlier_ones(monkeypatc
     assert curves.extremes("first") == Extremes(count=300, not_finite=0, step=299, last=299, low=0, high=299)
 
 
-def test_number_of_metrics_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_metrics_of_a_run_is_bounded(curves: Curves, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves_module, "MAX_RUN_METRICS", 2)
-    curves = Curves(1)
     for name in "abc":
         curves.add([Reading(points(1.0, name=name))])
     assert curves.names == ["a", "b"] and curves.is_limited

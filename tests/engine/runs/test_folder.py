@@ -34,8 +34,12 @@ from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 
 
-def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return make_run_folder(tmp_path, "a", make_run_started())
+
+
+def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(folder: RunFolder, tmp_path: Path) -> None:
     send_request(folder.control, "stop")
     folder.checkpoints.mkdir()
     (folder.checkpoints / ".last.pt.123.tmp").write_text("half")
@@ -102,8 +106,7 @@ input()
     Ownership(folder).release()
 
 
-def test_check_claim_waits_for_lock_of_ending_process(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
+def test_check_claim_waits_for_lock_of_ending_process(folder: RunFolder, tmp_path: Path) -> None:
     ownership = Ownership(folder)
     ending = Timer(0.3, ownership.release)
     ending.start()
@@ -216,8 +219,7 @@ def test_find_run_requires_trust_owner_for_foreign_run(tmp_path: Path, reference
 
 
 @pytest.mark.parametrize("name", ["checkpoints/last.pt", "profile/step-00000010/profile.json"])
-def test_foreign_reason_names_planted_entry(tmp_path: Path, name: str) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
+def test_foreign_reason_names_planted_entry(folder: RunFolder, name: str) -> None:
     (folder.path / name).parent.mkdir(parents=True)
     (folder.path / name).touch()
     assert folder.foreign_reason() is None
@@ -226,8 +228,7 @@ def test_foreign_reason_names_planted_entry(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["log.txt", "skipped_files.txt", "checkpoints", "tensorboard", "export"])
-def test_links_in_run_are_refused_even_if_its_owner_is_trusted(tmp_path: Path, name: str) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
+def test_links_in_run_are_refused_even_if_its_owner_is_trusted(folder: RunFolder, tmp_path: Path, name: str) -> None:
     (tmp_path / "victim").mkdir()
     (folder.path / name).unlink(missing_ok=True)
     (folder.path / name).symlink_to(tmp_path / "victim")
@@ -326,8 +327,7 @@ def test_recorder_refuses_and_discard_keeps_a_folder_that_took_the_place(tmp_pat
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
+def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(folder: RunFolder, tmp_path: Path) -> None:
     write_record(folder.owner, Claim(host="here", agents=("agent-1",)))
     request = RunRequest(Config(), tmp_path, "x", agents=("agent-1",))
     assert continue_run_of_agents(request).config.run.name == folder.name

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from engine.runs.folder import RunFolder
 from engine.runs.labels import NO_LABELS, RunLabels, change_labels, read_labels
 from support.messages import raises_problem
 from support.runs.factories import make_run_folder, write_labels
 
 
-def test_labels_change_keeps_other_labels_and_unknown_fields(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a")
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return make_run_folder(tmp_path, "a")
+
+
+def test_labels_change_keeps_other_labels_and_unknown_fields(folder: RunFolder) -> None:
     folder.labels.write_text('{"format": 1, "color": "red", "tags": ["old"]}')
     change_labels(folder, lambda labels: labels.with_tags(["night", "old"], ["gone"]))
     change_labels(folder, lambda labels: RunLabels(tags=labels.tags, note="a note", archived=True))
@@ -44,16 +49,14 @@ def test_labels_that_are_a_link_are_neither_read_nor_written_through(tmp_path: P
     ],
 )
 def test_invalid_labels_are_refused_and_not_written(
-    tmp_path: Path, labels: RunLabels, code: str, location: str, values: list[object]
+    folder: RunFolder, labels: RunLabels, code: str, location: str, values: list[object]
 ) -> None:
-    folder = make_run_folder(tmp_path, "a")
     with raises_problem(code, location, *values):
         write_labels(folder, labels)
     assert not folder.labels.exists()
 
 
-def test_labels_of_foreign_run_are_read_and_not_written(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a")
+def test_labels_of_foreign_run_are_read_and_not_written(folder: RunFolder) -> None:
     folder.labels.write_text('{"format": 1, "tags": ["night"]}')
     folder.path.chmod(0o777)
     assert read_labels(folder).tags == ("night",)
@@ -61,8 +64,7 @@ def test_labels_of_foreign_run_are_read_and_not_written(tmp_path: Path) -> None:
         write_labels(folder, NO_LABELS)
 
 
-def test_labels_changed_by_many_threads_lose_none(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a")
+def test_labels_changed_by_many_threads_lose_none(folder: RunFolder) -> None:
 
     def add(tag: str) -> None:
         change_labels(folder, lambda labels: labels.with_tags([tag]))
@@ -75,8 +77,7 @@ def test_labels_changed_by_many_threads_lose_none(tmp_path: Path) -> None:
     assert set(read_labels(folder).tags) == {f"t{number}" for number in range(8)}
 
 
-def test_labels_file_is_no_more_open_than_run_folder(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a")
+def test_labels_file_is_no_more_open_than_run_folder(folder: RunFolder) -> None:
     folder.path.chmod(0o700)
     write_labels(folder, RunLabels(tags=("mine",)))
     assert folder.labels.stat().st_mode & 0o777 == 0o600
@@ -90,9 +91,8 @@ def test_labels_file_is_no_more_open_than_run_folder(tmp_path: Path) -> None:
     ],
 )
 def test_labels_that_cannot_be_read_count_as_none_and_are_not_overwritten(
-    tmp_path: Path, text: str, code: str, values: list[str]
+    folder: RunFolder, text: str, code: str, values: list[str]
 ) -> None:
-    folder = make_run_folder(tmp_path, "a")
     folder.labels.write_text(text)
     assert read_labels(folder) == NO_LABELS
     with raises_problem(code, "a", "labels.json", *values):

@@ -20,14 +20,18 @@ from engine.runs.log import (
 )
 
 
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log.txt"
+
+
 def test_log_reader_escapes_control_characters_except_tabs(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_bytes(b"loss\t0.5\x1b[2J\x9b\xc2\x9b\n 50%\r100%\r\nend")
     text = "".join(LogReader(tmp_path / "log.txt").read())
     assert text == "loss\t0.5\\x1b[2J\ufffd\\x9b\n 50%\n100%\nend"
 
 
-def test_log_reader_follows_growth_truncation_and_replacement(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
+def test_log_reader_follows_growth_truncation_and_replacement(log: Path, tmp_path: Path) -> None:
     log.write_text("first\nsec")
     reader = LogReader(log)
     assert "".join(reader.read()) == "first\nsec"
@@ -84,8 +88,7 @@ def write_lines(log: Path, count: int, max_bytes: int) -> None:
     writer.close()
 
 
-def test_log_with_limit_keeps_beginning_and_end_and_says_what_is_lost(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
+def test_log_with_limit_keeps_beginning_and_end_and_says_what_is_lost(log: Path) -> None:
     write_lines(log, 200, 450)
     beginning, previous, _ = (path.read_text().splitlines() for path in log_files(log))
     assert beginning == [f"line {number:03}" for number in range(50)]
@@ -112,8 +115,7 @@ def test_log_of_a_command_is_private_until_its_user_shares_it(tmp_path: Path) ->
     }  # fmt: skip
 
 
-def test_log_reader_follows_log_with_limit_without_losing_a_line(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
+def test_log_reader_follows_log_with_limit_without_losing_a_line(log: Path) -> None:
     writer = LogWriter(log, 200)
     reader, text = LogReader(log), ""
     for number in range(400):
@@ -126,16 +128,14 @@ def test_log_reader_follows_log_with_limit_without_losing_a_line(tmp_path: Path)
 
 
 @pytest.mark.parametrize("count", [1, 20, 70, 100, 500, None])
-def test_open_log_reads_all_files_of_a_log_with_limit(tmp_path: Path, count: int | None) -> None:
-    log = tmp_path / "log.txt"
+def test_open_log_reads_all_files_of_a_log_with_limit(log: Path, count: int | None) -> None:
     write_lines(log, 200, 450)
     everything = [line for path in log_files(log) for line in path.read_text().splitlines()]
     text = "".join(part for reader in open_log(log, count=count) for part in reader.read())
     assert text.splitlines() == everything[-(count or 0) :]
 
 
-def test_pending_lines_are_replaced_and_end_with_the_run(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
+def test_pending_lines_are_replaced_and_end_with_the_run(log: Path, tmp_path: Path) -> None:
     pending = PendingLines(log)
     pending.write(["\x1b[0;32m10%\x1b[0m"])
     assert read_pending(log) == ["\x1b[0;32m10%\x1b[0m"]

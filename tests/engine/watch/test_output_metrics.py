@@ -19,6 +19,11 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_metrics, "PENDING_SECONDS", 0.0)
 
 
+@pytest.fixture
+def metrics() -> OutputMetrics:
+    return OutputMetrics()
+
+
 def feed(metrics: OutputMetrics, *lines: str) -> list[Point]:
     return [point for line in lines for point in metrics.feed(line)]
 
@@ -31,8 +36,7 @@ def steps_of(*lines: str, name: str = "loss") -> list[tuple[int, float]]:
 # Notes
 
 
-def test_line_that_is_too_long_is_said() -> None:
-    metrics = OutputMetrics()
+def test_line_that_is_too_long_is_said(metrics: OutputMetrics) -> None:
     assert feed(metrics, "loss: 1 ".ljust(line_metrics.MAX_LINE_LENGTH), "word " * line_metrics.MAX_LINE_LENGTH) == [
         Point("loss", 0, 1.0)
     ]
@@ -105,23 +109,20 @@ def test_batches_of_validation_count_when_all_are_done() -> None:
 # Bars and other lines that may still change
 
 
-def test_pending_bar_has_points_as_it_changes() -> None:
-    metrics = OutputMetrics()
+def test_pending_bar_has_points_as_it_changes(metrics: OutputMetrics) -> None:
     bars = [f"{step}/20 [00:01<00:01, loss={20 - step}]" for step in (5, 10, 10, 20)]
     found = [metrics.feed_pending([bar]) for bar in bars]
     assert found == [[Point("loss", 5, 15.0)], [Point("loss", 10, 10.0)], [], [Point("loss", 20, 0.0)]]
     assert metrics.feed(bars[-1]) == []
 
 
-def test_next_bar_follows_the_one_that_has_become_final() -> None:
-    metrics = OutputMetrics()
+def test_next_bar_follows_the_one_that_has_become_final(metrics: OutputMetrics) -> None:
     metrics.feed_pending(["20/20 [00:01<00:01, loss=3]"])
     metrics.feed("20/20 [00:01<00:01, loss=3]")
     assert metrics.feed_pending(["5/20 [00:01<00:01, loss=2]"]) == [Point("loss", 25, 2.0)]
 
 
-def test_lines_with_an_exact_epoch_are_counted_and_keep_it_whatever_the_bar_shows() -> None:
-    metrics = OutputMetrics()
+def test_lines_with_an_exact_epoch_are_counted_and_keep_it_whatever_the_bar_shows(metrics: OutputMetrics) -> None:
     lines = [
         "{'loss': '3', 'epoch': '0.5'}",
         "{'loss': '2', 'epoch': '1.0'}",
@@ -140,16 +141,14 @@ def test_fraction_of_an_epoch_behind_whole_ones_joins_no_step() -> None:
     assert [(point.step, point.epoch) for point in points] == list(zip((1, 2, 3, 4), epochs, strict=True))
 
 
-def test_summary_of_epoch_has_the_step_of_its_own_bar_not_of_the_next_one() -> None:
-    metrics = OutputMetrics()
+def test_summary_of_epoch_has_the_step_of_its_own_bar_not_of_the_next_one(metrics: OutputMetrics) -> None:
     assert [point.step for point in metrics.feed("Epoch 0: 50/50 [00:01<00:00, loss=3]")] == [50]
     below = ["Epoch 1: 4/50 [00:00<00:01, loss=2]"]
     assert metrics.feed("Epoch 0: val_loss=0.5", below) == [Point("val_loss", 50, 0.5, 0.0)]
     assert [point.step for point in metrics.feed_pending(below)] == [54]
 
 
-def test_bar_of_the_next_epoch_tells_no_step() -> None:
-    metrics = OutputMetrics()
+def test_bar_of_the_next_epoch_tells_no_step(metrics: OutputMetrics) -> None:
     summaries = [
         (f"epoch {epoch}: {{'accuracy': 0.5, 'loss': {3 - epoch}}}", f"{epoch}/20 [00:00<?]") for epoch in range(3)
     ]
@@ -157,20 +156,17 @@ def test_bar_of_the_next_epoch_tells_no_step() -> None:
     assert found == [Point("loss", epoch, 3.0 - epoch, float(epoch)) for epoch in range(3)]
 
 
-def test_bar_that_starts_again_below_lines_without_epoch_tells_no_step() -> None:
-    metrics = OutputMetrics()
+def test_bar_that_starts_again_below_lines_without_epoch_tells_no_step(metrics: OutputMetrics) -> None:
     found = [metrics.feed(f"loss: {count}", [f"{count}/20 [00:00<?]"]) for count in (2, 1, 3, 1)]
     assert [point.step for points in found for point in points] == [2, 3, 4, 5]
 
 
-def test_bar_of_validation_counts_when_it_is_full() -> None:
-    metrics = OutputMetrics()
+def test_bar_of_validation_counts_when_it_is_full(metrics: OutputMetrics) -> None:
     assert metrics.feed_pending(["Validation: 50%|█ | 5/10 [00:01<00:01, loss=3]"]) == []
     assert metrics.feed("Validation: 100%|██| 10/10 [00:01<00:00, loss=2]") == [Point("val/loss", 0, 2.0)]
 
 
-def test_validation_that_counts_from_zero_is_full_one_before_its_total() -> None:
-    metrics = OutputMetrics()
+def test_validation_that_counts_from_zero_is_full_one_before_its_total(metrics: OutputMetrics) -> None:
     assert metrics.feed("Test: [  8/10]  Loss:  0.9 ( 0.9)") == []
     assert metrics.feed("Test: [  9/10]  Loss:  0.5 ( 0.5)") == []
     assert [point.value for point in metrics.finish()] == [0.5]
@@ -188,8 +184,7 @@ def test_equal_values_of_two_validations_are_two_points() -> None:
     assert len(steps_of(*lines, name="test/Acc@1")) == 2
 
 
-def test_bar_repeats_values_of_validation_once() -> None:
-    metrics = OutputMetrics()
+def test_bar_repeats_values_of_validation_once(metrics: OutputMetrics) -> None:
     bars = [f"Epoch 1: {step}/9 [00:01<00:01, train_loss={step}, val_loss=5]" for step in (1, 2)]
     assert [point.name for bar in bars for point in metrics.feed_pending([bar])] == [
         "train_loss", "val_loss", "train_loss",
@@ -204,11 +199,10 @@ def test_pending_lines_are_read_a_few_times_per_second(monkeypatch: pytest.Monke
     assert sum(map(bool, found)) <= 1 + (time.monotonic() - began) / output_metrics.PENDING_SECONDS
 
 
-def test_lines_of_one_shape_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_one_shape_have_one_plan(metrics: OutputMetrics, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     make = line_metrics.make_plan
     monkeypatch.setattr(line_metrics, "make_plan", lambda *args: made.append(args) or make(*args))
-    metrics = OutputMetrics()
     points = feed(metrics, *(f"step {step}/900 | loss {step / 7:.4f} | lr 1e-4 | {step}ms" for step in range(900)))
     # One as the first line, and one below another line with metrics.
     assert len(points) == 1800 and len(made) <= 2
@@ -292,8 +286,7 @@ def test_bad_pattern_is_refused_with_an_example(pattern: str, reason: str) -> No
     assert len(problem.reason) < 400
 
 
-def test_names_of_metrics_are_bounded_and_printable() -> None:
-    metrics = OutputMetrics()
+def test_names_of_metrics_are_bounded_and_printable(metrics: OutputMetrics) -> None:
     assert [point.name for point in metrics.feed(r'{"loss\u001b[2J": 3}')] == [r"loss\x1b[2J"]
     points = feed(metrics, *(f"{{'loss{number}': 1}}" for number in range(2100)))
     assert len({point.name for point in points}) < 2001
@@ -435,8 +428,7 @@ def test_digits_in_names_tell_lines_of_one_form_apart() -> None:
     assert points == [Point(f"acc@{k}", step, step / 10) for step in (1, 2, 3, 4) for k in (1, 5)]
 
 
-def test_lines_of_one_form_are_read_with_what_is_above_them() -> None:
-    metrics = OutputMetrics()
+def test_lines_of_one_form_are_read_with_what_is_above_them(metrics: OutputMetrics) -> None:
     lines = [f"loss: 0.{step}" for step in (1, 2, 3)]
     feed(metrics, "hello", *lines)
     assert feed(metrics, "[rank1]: loss: 0.4") == feed(metrics, "[rank0]: loss: 0.5")[1:] == []
