@@ -34,14 +34,17 @@ def phase(name: str, step: int, epoch: int) -> PhaseChanged:
     return PhaseChanged(phase=name, step=step, epoch=epoch)
 
 
-def test_history_ignores_step_event_that_is_reported_late() -> None:
-    history = history_from_events([STARTED, phase("validating", 10, 1), make_step(8)])
-    assert (history.steps_done, history.current_epoch) == (10, 1)
-
-
-def test_history_goes_back_to_step_of_resumed_checkpoint() -> None:
-    history = history_from_events([STARTED, make_step(19, epoch=2), make_run_resumed(12, 9.0)])
-    assert (history.steps_done, history.current_epoch, history.phase) == (12, 2, "")
+@pytest.mark.parametrize(
+    ("events", "place"),
+    [
+        ([phase("validating", 10, 1), make_step(8)], (10, 1, "validating")),
+        ([make_step(19, epoch=2), make_run_resumed(12, 9.0)], (12, 2, "")),
+    ],
+    ids=["a step that is reported late", "a resume from an earlier checkpoint"],
+)
+def test_history_has_the_place_of_the_run(events: list[Event], place: tuple[int, int, str]) -> None:
+    history = history_from_events([STARTED, *events])
+    assert (history.steps_done, history.current_epoch, history.phase) == place
 
 
 def test_history_estimates_the_end_by_the_median_epoch() -> None:

@@ -29,6 +29,11 @@ def follow(path: Path, monkeypatch: pytest.MonkeyPatch) -> ForeignRunList:
     return ForeignRunList(RunFinder(path).search)
 
 
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ForeignRunList:
+    return follow(tmp_path, monkeypatch)
+
+
 def make_run(folder: Path, *losses: float) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{step},{loss}" for step, loss in enumerate(losses)]
@@ -45,10 +50,9 @@ def only(found: ForeignRunList) -> ListedRun:
     return listed
 
 
-def test_list_has_values_of_all_runs_and_the_latest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_has_values_of_all_runs_and_the_latest_first(found: ForeignRunList, tmp_path: Path) -> None:
     for number, name in enumerate(("old", "new")):
         os.utime(make_run(tmp_path / name, 1.0, 0.25, 0.5), (1e9 + number, 1e9 + number))
-    found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     assert names(found) == ["new", "old"] and found.complete
     assert [listed.activity for listed in found.runs] == [Activity.QUIET] * 2
@@ -56,9 +60,8 @@ def test_list_has_values_of_all_runs_and_the_latest_first(tmp_path: Path, monkey
     assert (loss.step, loss.last, loss.low, loss.high) == (2, 0.5, 0.25, 1.0)
 
 
-def test_list_finds_new_growing_and_deleted_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_finds_new_growing_and_deleted_runs(found: ForeignRunList, tmp_path: Path) -> None:
     make_run(tmp_path / "a", 1.0)
-    found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     before = found.runs
     found.poll(5.0)
@@ -86,34 +89,35 @@ def test_list_reads_wanted_runs_first_when_time_is_short(tmp_path: Path) -> None
     assert found.num_read < 20 and not found.complete
 
 
-def test_list_does_not_read_large_logs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_does_not_read_large_logs_and_says_so(
+    found: ForeignRunList, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path, *[0.5] * 2000)
     monkeypatch.setattr(run_list, "MAX_ROW_BYTES", 1000)
-    found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     listed = only(found)
     assert "enter reads" in listed.note and not listed.metrics and found.complete
 
 
-def test_list_keeps_the_last_value_of_a_resumed_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_keeps_the_last_value_of_a_resumed_writer(found: ForeignRunList, tmp_path: Path) -> None:
     records = [event(step, scalar("loss", 1.0)) for step in range(5)]
     records += [session_start(2), event(2, scalar("loss", 0.5))]
     (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*records))
-    found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     loss = only(found).metrics["loss"]
     assert (loss.step, loss.last) == (2, 0.5)
 
 
-def test_run_whose_log_records_its_end_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_whose_log_records_its_end_has_ended(found: ForeignRunList, tmp_path: Path) -> None:
     (tmp_path / "run-a.wandb").write_bytes(wandb_file(records=[EXIT]))
-    found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     found.poll(5.0)
     assert only(found).activity is Activity.ENDED and time.time() - only(found).changed_at < 60
 
 
-def test_list_follows_a_database_that_grows_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_follows_a_database_that_grows_beyond_the_limit(
+    found: ForeignRunList, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sqlite3 = pytest.importorskip("sqlite3")
     path = tmp_path / "proj.db"
     insert = "INSERT INTO metrics VALUES (NULL, '2026-01-01', 'one', ?, '{\"loss\": 0.5}')"
@@ -122,7 +126,6 @@ def test_list_follows_a_database_that_grows_beyond_the_limit(tmp_path: Path, mon
     database.executemany(insert, [(step,) for step in range(500)])
     database.commit()
     monkeypatch.setattr(run_list, "MAX_ROW_BYTES", path.stat().st_size)
-    found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     database.executemany(insert, [(step,) for step in range(500, 900)])
     database.commit()
@@ -131,31 +134,26 @@ def test_list_follows_a_database_that_grows_beyond_the_limit(tmp_path: Path, mon
     assert only(found).metrics["loss"].step == 899 and not only(found).note
 
 
-def test_runs_of_one_file_and_of_a_folder_of_the_same_name_are_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_one_file_and_of_a_folder_of_the_same_name_are_apart(found: ForeignRunList, tmp_path: Path) -> None:
     (tmp_path / "proj.db").write_bytes(gzip.decompress((RECORDED / "trackio" / "proj.db.gz").read_bytes()))
     [name] = (run.name.rpartition("/")[2] for run in find_runs(tmp_path).runs)
     make_run(tmp_path / "proj" / name, 1.0)
-    found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     assert {listed.run.formats for listed in found.runs} == {("trackio",), ("csv",)}
 
 
-def test_two_files_of_one_folder_are_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_files_of_one_folder_are_two_runs(found: ForeignRunList, tmp_path: Path) -> None:
     files = [make_run(tmp_path, 1.0).rename(tmp_path / name) for name in ("a.csv", "b.csv")]
-    found = follow(tmp_path, monkeypatch)
     found._search = lambda: chain.from_iterable(RunFinder(file).search() for file in files)
     found.poll(5.0)
     assert sorted(names(found)) == ["a", "b"]
 
 
-def test_runs_of_gputrain_are_found_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_gputrain_are_found_apart(found: ForeignRunList, tmp_path: Path) -> None:
     make_run(tmp_path / "other", 1.0)
     (tmp_path / "runs" / "own").mkdir(parents=True)
     for name in ("events.jsonl", "owner.json", "metrics.csv"):
         (tmp_path / "runs" / "own" / name).write_text("step,loss\n1,0.5\n")
-    found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     assert names(found) == ["other"] and found.own == {tmp_path / "runs" / "own"}
     shutil.rmtree(tmp_path / "runs")

@@ -25,7 +25,7 @@ def poll(folder: Path) -> Reading:
     return EventFolder(folder).poll()
 
 
-def tensor_value(tag: str, tensor: tensor_pb2.TensorProto, plugin: str = "scalars") -> bytes:
+def tensor_value(tag: str, tensor: tensor_pb2.TensorProto, plugin: str) -> bytes:
     value = summary_pb2.Summary.Value(tag=tag, tensor=tensor)
     value.metadata.plugin_data.plugin_name = plugin
     return value.SerializeToString()
@@ -50,27 +50,24 @@ def test_event_folder_reads_recordings(
 
 
 @pytest.mark.parametrize(
-    ("tensor", "value"),
+    ("tensor", "plugin", "value"),
     [
-        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[0.5]), 0.5),
-        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, tensor_content=struct.pack("<f", 0.25)), 0.25),
-        (tensor_pb2.TensorProto(dtype=types_pb2.DT_DOUBLE, double_val=[1e300]), 1e300),
-        (tensor_pb2.TensorProto(dtype=types_pb2.DT_INT64, int64_val=[-3]), -3.0),
-        (tensor_pb2.TensorProto(dtype=types_pb2.DT_INT32, int_val=[300]), 300.0),
-        (tensor_pb2.TensorProto(dtype=types_pb2.DT_HALF, half_val=[0x3C00]), 1.0),
-        (tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[b"text"]), None),
-        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[1.0, 2.0]), None),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[0.5]), "scalars", 0.5),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, tensor_content=struct.pack("<f", 0.25)), "scalars", 0.25),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_DOUBLE, double_val=[1e300]), "scalars", 1e300),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_INT64, int64_val=[-3]), "scalars", -3.0),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_INT32, int_val=[300]), "scalars", 300.0),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_HALF, half_val=[0x3C00]), "scalars", 1.0),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[b"text"]), "scalars", None),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[1.0, 2.0]), "scalars", None),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[0.5]), "pr_curves", None),
     ],
 )
-def test_event_folder_reads_scalar_tensors(tmp_path: Path, tensor: tensor_pb2.TensorProto, value: float | None) -> None:
-    (tmp_path / FILE).write_bytes(event_file(event(4, tensor_value("loss", tensor))))
+def test_event_folder_reads_scalar_tensors(
+    tmp_path: Path, tensor: tensor_pb2.TensorProto, plugin: str, value: float | None
+) -> None:
+    (tmp_path / FILE).write_bytes(event_file(event(4, tensor_value("loss", tensor, plugin))))
     assert [point[:3] for point in poll(tmp_path).points] == ([("loss", 4, value)] if value is not None else [])
-
-
-def test_event_folder_reads_no_tensor_of_another_plugin(tmp_path: Path) -> None:
-    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[0.5])
-    (tmp_path / FILE).write_bytes(event_file(event(4, tensor_value("curve", tensor, "pr_curves"))))
-    assert poll(tmp_path).points == []
 
 
 def test_event_folder_reads_hyperparameters_of_keras(tmp_path: Path) -> None:
