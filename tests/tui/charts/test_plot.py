@@ -9,6 +9,7 @@ import pytest
 
 from engine.runs.curves import BlockSeries
 from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
+from support.replace import replace
 from support.screen.plots import plain_rows
 from tui.charts.plot import Curve, PlotWindow, mark_columns, plot
 from tui.terminal.palette import series_style
@@ -72,21 +73,14 @@ def test_plot_leaves_gap_for_nan() -> None:
     assert " " * 10 in body.strip()
 
 
-def test_plot_marks_where_a_value_was_not_finite() -> None:
+@pytest.mark.parametrize(("sign", "places"), [("×", "odd"), ("↻", "restarts")])
+def test_plot_marks_where_a_value_was_not_finite_or_a_run_went_on_from_an_earlier_step(sign: str, places: str) -> None:
     x = np.arange(91.0)
     points = Series(x, np.where(x == 45, np.nan, x))
-    curve = Curve("", BlockSeries(points, points, np.array([45.0])), "")
+    curve = Curve("", replace(BlockSeries(points, points), **{places: np.array([45.0])}), "")
     lines = plain_rows(plot([curve], PlotWindow(0, 90), 60, 12))
     left = lines[0].index("│") + 1
-    assert lines[-3].index("×") == left + round((60 - left - 1) / 2)
-
-
-def test_plot_marks_where_a_run_went_on_from_an_earlier_step() -> None:
-    x = np.arange(91.0)
-    curve = Curve("", BlockSeries(Series(x, x), Series(x, x), restarts=np.array([45.0])), "")
-    lines = plain_rows(plot([curve], PlotWindow(0, 90), 60, 12))
-    left = lines[0].index("│") + 1
-    assert lines[-3].index("↻") == left + round((60 - left - 1) / 2)
+    assert lines[-3].index(sign) == left + round((60 - left - 1) / 2)
 
 
 @pytest.mark.parametrize("log", [False, True], ids=["linear", "log"])

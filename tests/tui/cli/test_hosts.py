@@ -14,8 +14,6 @@ from support.servers.ssh_stand_in import CHANGED_WORDS, HOST_KEY_CHANGED, SshSta
 from tui.cli.console import json_line
 from tui.cli.main import app
 
-ESCAPE = "\x1b]0;owned\x07"
-
 
 @pytest.fixture(autouse=True)
 def lab(ssh: SshStandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -69,14 +67,6 @@ def test_hosts_of_settings_are_all() -> None:
     settings_file().parent.mkdir(parents=True)
     settings_file().write_text("hosts: [lab2]\n")
     assert call("runs", "--hosts", "all", "-q").stdout.split() == ["lab2:first", "lab2:second"]
-
-
-def test_escapes_of_host_do_not_reach_terminal(ssh: SshStandIn) -> None:
-    ssh.add_gputrain("lab1", snapshot_line(ESCAPE), f"{run_line(f'x{ESCAPE}')}\n{json_line({'listed': 1})}\n")
-    ssh.set_host("words", f"printf '{ESCAPE}' >&2; exit 255")
-    for arguments in (["gpus"], ["gpus", "--json"], ["runs"], ["runs", "--json"]):
-        result = call(*arguments, "--hosts", "lab1,words")
-        assert result.exit_code == 0 and "\x1b" not in result.output
 
 
 @pytest.mark.parametrize("option", ["--record=x", "--count=2", "--interval=5"])

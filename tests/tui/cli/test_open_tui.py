@@ -32,7 +32,7 @@ def opened_app(root: Path, demo: str | None = None) -> GputrainApp:
     return app
 
 
-def test_exit_after_screen_says_how_to_return_to_live_runs(
+def test_exit_after_screen_says_how_to_return_to_live_runs_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "runs"
@@ -45,12 +45,6 @@ def test_exit_after_screen_says_how_to_return_to_live_runs(
     app = opened_app(root)
     app.called_host = "lab1"
     assert messages_after(app, capsys) == f"{expected}lab1:{root / LIVE_RUN}\n"
-    owner.release()
-
-
-def test_exit_after_screen_is_silent_without_live_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = tmp_path / "runs"
-    [owner] = demo_runs(root)
     assert messages_after(opened_app(root, DEMO_NOTICE), capsys) == ""
     owner.release()
     assert messages_after(opened_app(root), capsys) == ""
