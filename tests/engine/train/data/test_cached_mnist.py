@@ -12,20 +12,10 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.train.data.sources.open import open_source
 from support.data.device_batches import assert_the_same, batches
+from support.data.mnist_files import write_mnist
 from support.data.photo_folder import AUGMENT_OVERRIDES
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-def write_mnist(root: Path, train: int = 96, val: int = 40) -> None:
-    """Write random images and labels as MNIST's IDX files."""
-    raw, rng = root / "MNIST" / "raw", np.random.default_rng(0)
-    raw.mkdir(parents=True)
-    for name, count in (("train", train), ("t10k", val)):
-        images, labels = rng.integers(0, 256, (count, 28, 28), np.uint8), np.arange(count, dtype=np.uint8) % 10
-        sizes = np.array([count, 28, 28], ">i4").tobytes()
-        (raw / f"{name}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + sizes + images.tobytes())
-        (raw / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + sizes[:4] + labels.tobytes())
 
 
 FIRST_BATCH_PROGRAM = """

@@ -124,9 +124,7 @@ def test_dataset_of_single_images_is_refused_until_a_class_has_two(tmp_path: Pat
     config = resolve_config(None, ["data.dataset=folder", f"data.path={tmp_path}", "data.image_size=16"]).config
     source = open_source(config)
     assert dataset_warnings(config, source) == []
-    with pytest.raises(UsageError) as refused:
-        check_dataset(config, source)
-    assert has_problem(refused.value.problems, "no-images", "data", "two or more")
+    assert has_problem(refusals(config, source), "no-images", "data", "two or more")
     done = call("data", "--data-path", tmp_path, "--image-size", "16")
     assert done.exit_code == 2 and "there are no validation images" in done.stderr
     write_photos(tmp_path / "a", 2, 0)
@@ -137,6 +135,4 @@ def test_check_dataset_leaves_batch_size_to_the_run(tmp_path: Path) -> None:
     config, source = open_classes(tmp_path, {"a": 2, "b": 2}, "data.batch_size=64")
     check_dataset(config, source)
     config, source = open_classes(tmp_path, {"a": 2, "b": 2}, "data.num_classes=3")
-    with pytest.raises(UsageError) as refused:
-        check_dataset(config, source)
-    assert has_problem(refused.value.problems, "conflict", "data.num_classes", "2 classes")
+    assert has_problem(refusals(config, source), "conflict", "data.num_classes", "2 classes")

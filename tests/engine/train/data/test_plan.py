@@ -104,6 +104,7 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
     [
         (["data.dataset=my:data"], " my:data"),
         (["data.dataset=folder", "data.path=x", "augment.resized_crop=true"], " augment.resized_crop "),
+        (["data.dataset=folder", "data.path=x", "data.size_schedule=[12@1,20@2]"], " data.size_schedule "),
     ],
 )
 def test_config_rejects_impossible_memory_pipeline(overrides: list[str], value: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.base.errors import Problem, UsageError
+from engine.base.errors import UsageError
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.gpus.selection import CudaDevice
@@ -23,7 +23,7 @@ from engine.train.distributed.parallel import warmup_batch_size, wrap_model
 from engine.train.distributed.rendezvous import (
     check_rendezvous,
 )
-from support.messages import has_problem
+from support.messages import raises_problem
 from support.runs.factories import find_free_port
 
 GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
@@ -31,12 +31,6 @@ GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
 
 def config(*overrides: str) -> Config:
     return resolve_config(None, list(overrides)).config
-
-
-def refusal(action: Callable[[], object]) -> list[Problem]:
-    with pytest.raises(UsageError) as caught:
-        action()
-    return caught.value.problems
 
 
 @pytest.mark.parametrize(
@@ -69,8 +63,8 @@ def test_plan_does_not_divide_cores_that_srun_gave_to_task(monkeypatch: pytest.M
 
 
 def test_plan_rejects_nccl_on_cpu() -> None:
-    problems = refusal(lambda: plan_node(config("device.backend=nccl"), []))
-    assert has_problem(problems, "no-gpu", "device.backend", "nccl", "CPU", "gloo", "auto")
+    with raises_problem("no-gpu", "device.backend", "nccl", "CPU", "gloo", "auto"):
+        plan_node(config("device.backend=nccl"), [])
 
 
 def test_plan_dp_gives_one_rank_every_gpu() -> None:
@@ -107,8 +101,8 @@ def test_plan_ddp_gives_each_rank_one_gpu() -> None:
 def test_plan_rejects_dp_without_several_gpus(
     gpus: list[CudaDevice], local_ranks: int | None, code: str, shown: str
 ) -> None:
-    problems = refusal(lambda: plan_node(config("device.parallel=dp"), gpus, local_ranks))
-    assert has_problem(problems, code, "device.parallel", "dp", shown)
+    with raises_problem(code, "device.parallel", "dp", shown):
+        plan_node(config("device.parallel=dp"), gpus, local_ranks)
 
 
 def test_sampler_with_dp_multiplies_batch_size_by_gpus() -> None:
@@ -148,8 +142,8 @@ def test_check_rendezvous_rejects_unavailable_address(busy_port: int) -> None:
         ("", "70000"): ("invalid-value", "env://", "MASTER_ADDR=''", "MASTER_PORT='70000'"),
     }.items():
         environment = dict(zip(("MASTER_ADDR", "MASTER_PORT"), variables, strict=True))
-        problems = refusal(lambda environment=environment: check_rendezvous("env://", environment))  # type: ignore[misc]
-        assert has_problem(problems, code, "device.init_method", *values), variables
+        with raises_problem(code, "device.init_method", *values):
+            check_rendezvous("env://", environment)
         check_rendezvous("auto", environment)
     check_rendezvous("env://", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())})
 

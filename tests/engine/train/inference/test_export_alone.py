@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from support.gputrain_command import GPUTRAIN, FinishedRun, SharedGputrain, clean_environment
+from support.gputrain_command import clean_environment
 from support.models.sample_images import write_sample_images
+from support.runs.trained_run import call, saved_run
 
-CLASS_COLORS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40), "white": (235, 235, 235)}
 RUNTIME_PACKAGES = {
     *("onnxruntime", "flatbuffers", "google", "packaging", "sympy", "mpmath"),
     *("numpy", "numpy.libs", "PIL", "pillow.libs"),
@@ -38,34 +37,6 @@ print(json.dumps(results))
 """
 
 
-def write_transparent_photos(root: Path) -> None:
-    """Write RGBA images with an object of the color of the class, and another color below the transparent pixels."""
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 40), ("val", 10)):
-        for name, color in CLASS_COLORS.items():
-            (root / part / name).mkdir(parents=True)
-            for number in range(count):
-                height, width = rng.integers(40, 90, 2)
-                pixels = np.full((height, width, 4), (*list(CLASS_COLORS.values())[rng.integers(4)], 0), np.uint8)
-                top, left = rng.integers(0, height // 2), rng.integers(0, width // 2)
-                noise = rng.normal(0, 60, (height // 2, width // 2, 3))
-                solid = pixels[top : top + height // 2, left : left + width // 2]
-                solid[..., :3] = (np.array(color) * 0.5 + 64 + noise).clip(0, 255)
-                solid[..., 3] = 255
-                Image.fromarray(pixels).save(root / part / name / f"{number}.png")
-
-
-@pytest.fixture(scope="session")
-def transparent_run(shared_gputrain: SharedGputrain) -> FinishedRun:
-    """A run of a torchvision model on RGBA photos."""
-    write_transparent_photos(shared_gputrain.folder / "rgba")
-    options = ["--model", "resnet18", "--epochs", "3", "--batch-size", "16", "--lr", "0.01", "--name", "rgba"]
-    data = ["--dataset", "folder", "--data-path", "rgba", "data.image_size=64", "data.workers=0"]
-    run = shared_gputrain.train_once("rgba", GPUTRAIN, "run", "--headless", *options, *data)
-    assert run.process.returncode == 0, run.process.stderr
-    return run
-
-
 def environment_without_gputrain(folder: Path, *, with_torch: bool) -> Path:
     """Create a virtual environment that sees installed libraries, but not gputrain; return its Python."""
     venv.create(folder)
@@ -84,17 +55,16 @@ def installed_packages() -> Path:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("file_format", ["onnx", "torch-export", "safetensors"])
-def test_export_agrees_with_predict_without_gputrain(
-    file_format: str, transparent_run: FinishedRun, shared_gputrain: SharedGputrain, tmp_path: Path
-) -> None:
-    done = shared_gputrain("export", "rgba", "--format", file_format, "--output", str(tmp_path / "export"), "--json")
-    assert done.returncode == 0, done.stderr
+def test_export_agrees_with_predict_without_gputrain(file_format: str, tmp_path: Path) -> None:
+    data = {"dataset": "fake", "num_classes": 5, "image_size": 64}
+    run = saved_run(tmp_path / "run", data=data, model={"name": "resnet18"})
+    done = call("export", run.path, "--format", file_format, "--output", tmp_path / "export", "--json")
+    assert done.exit_code == 0, done.stderr
     proof = json.loads(done.stdout)["proof"]
     (tmp_path / "kinds").mkdir()
-    photos = sorted((shared_gputrain.folder / "rgba" / "val").rglob("*.png"))[:30]
-    files = [str(file) for file in (*photos, *write_sample_images(tmp_path / "kinds"))]
-    predicted = shared_gputrain("predict", "rgba", *files, "--json", "--gpus", "cpu")
-    assert predicted.returncode == 0, predicted.stderr
+    files = [str(file) for file in write_sample_images(tmp_path / "kinds")]
+    predicted = call("predict", run.path, *files, "--json", "--gpus", "cpu")
+    assert predicted.exit_code == 0, predicted.stderr
     python = environment_without_gputrain(tmp_path / "alone", with_torch=file_format != "onnx")
     [code] = re.findall(r"```python\n(.*?)```", (tmp_path / "export" / "README.md").read_text(), re.DOTALL)
     absent = "torch,safetensors" if file_format == "onnx" else ""

@@ -20,7 +20,6 @@ from engine.train.inference.stored_inspection import InspectionRequest, _has_sam
 from engine.train.inference.trained_model import read_trained_checkpoint
 from support.data.packed_photos import pack_photos
 from support.data.photo_folder import write_photo_folder
-from support.messages import says
 from support.runs.inspections import make_inspection
 from support.runs.trained_run import DIGITS, call, saved_run
 
@@ -143,30 +142,3 @@ def test_evaluate_list_evaluates_once(tmp_path: Path) -> None:
         call("evaluate", run.path, "--list", "uncertain", "--again").exit_code == 0
         and run.inspection.stat().st_mtime_ns != written
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "location", "values"),
-    [
-        (["--split", "test"], "unknown-value", "--split", ["test ", "train, val, all"]),
-        (
-            ["--list", "mistake"],
-            "unknown-value",
-            "--list",
-            ["mistake ", "mistakes, uncertain, label-issues", "mistakes?"],
-        ),
-        (["--list", "mistakes", "data.size=3"], "unknown-key", "data.size", []),
-    ],
-)
-def test_evaluate_list_refuses_invalid_arguments_in_one_sentence(
-    small_run: RunFolder, arguments: list[str], code: str, location: str, values: list[str]
-) -> None:
-    done = call("evaluate", small_run.path, *arguments)
-    assert done.exit_code == 2
-    assert done.stderr.startswith(f"error: {location}: ") and len(done.stderr.splitlines()) == 1
-    assert says(done.stderr, code, *values)
-
-
-@pytest.fixture(scope="module")
-def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return folder_run(tmp_path_factory.mktemp("refusals"))

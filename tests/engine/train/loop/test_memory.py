@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -143,11 +143,8 @@ def test_smallest_batch_of_all_ranks_holds_for_all(
             results[rank] = error.problems[0].code
 
     monkeypatch.setattr(BatchSizeTrials, "fits", lambda trials, size: size <= fitting[trials._local_rank])
-    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run_rank, range(2)))
     assert results == dict.fromkeys((0, 1), "out-of-memory" if found is None else found)
     assert len(events) == (found is not None)
 

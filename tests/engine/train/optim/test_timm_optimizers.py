@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from engine.base import libraries
-from engine.base.answers import Answer
-from engine.base.codec import convert
 from engine.config.effects import optimizer_keys_without_effect
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.train.optim.optimizers import build_optimizer, optimizer_step
-from engine.train.optim.timm_optimizers import TimmOptimizers, timm_optimizer_problems, timm_options
+from engine.train.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from support.messages import has_problem
 from support.models.small_model import refused, resumes_identically, same, small, train
 
@@ -88,20 +84,6 @@ def test_key_that_timm_optimizer_lacks_has_no_effect(optim: OptimConfig, values:
     assert timm_optimizer_problems(optim) == []
     [found] = optimizer_keys_without_effect(Config(optim=optim), timm_options(optim.name))
     assert has_problem([found.warning], "no-effect", "", *values)
-
-
-@pytest.mark.parametrize(
-    "damaged", [{"lamb": None}, {"lamb": {}}, {"lamb": {"options": {"eps": {}}}}, ["lamb"]], ids=str
-)
-def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = tmp_path / "gputrain" / f"optimizers-timm-{libraries.installed_version('timm')}.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"format": 1, "optimizers": damaged}))
-    described = {"optimizers": {"lamb": {"options": {"eps": 1e-6}, "refused": ""}}}
-    monkeypatch.setattr("engine.base.libraries.ask_helper", lambda *_: Answer(convert(described, TimmOptimizers)))
-    assert timm_options("timm:lamb")["eps"].default == 1e-6
-    assert json.loads(path.read_text()) == {"format": 1} | described
 
 
 def test_timm_optimizer_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:

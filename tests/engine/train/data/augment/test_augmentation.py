@@ -124,20 +124,15 @@ def test_grayscale_has_no_effect_on_images_of_one_channel() -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder with two classes of a 640 x 480 color gradient: a PNG, a JPEG, and a JPEG rotated by its EXIF tag."""
+    """Folder with two classes of a 640 x 480 color gradient, as PNG and as JPEG."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     down, across = np.mgrid[0:480, 0:640]
     pixels = np.stack([across // 3, down // 2, (across + down) // 5], -1).astype(np.uint8)
     upright = Image.fromarray(pixels)
-    rotated_exif = upright.getexif()
-    rotated_exif[0x0112] = 6
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         upright.save(tmp_path / "photos" / name / "0.png")
         upright.save(tmp_path / "photos" / name / "1.jpg", quality=98)
-        upright.transpose(Image.Transpose.ROTATE_90).save(
-            tmp_path / "photos" / name / "2.jpg", quality=98, exif=rotated_exif
-        )
     return tmp_path / "photos"
 
 
