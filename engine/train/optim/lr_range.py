@@ -42,9 +42,11 @@ class LrRange:
 
     def check(self) -> None:
         """Raise UsageError if the range is not one."""
-        if not 0 < self.low < self.high < math.inf:
-            reason = f"must be learning rates above 0, the second one larger, not {self.low:g} and {self.high:g}"
-            raise UsageError.one("--from and --to", reason, code="out-of-range")
+        if not 0 < self.low < math.inf:
+            raise UsageError.one("--from", f"must be a learning rate above 0, not {self.low:g}", code="out-of-range")
+        if not self.low < self.high < math.inf:
+            reason = f"must be a learning rate above --from, {self.low:g}, not {self.high:g}"
+            raise UsageError.one("--to", reason, code="out-of-range")
 
 
 @dataclass

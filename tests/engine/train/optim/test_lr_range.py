@@ -37,16 +37,16 @@ def suggestion_of(curve: LossCurve) -> float:
 
 
 @pytest.mark.parametrize(
-    ("lr_range", "values"),
+    ("lr_range", "location", "values"),
     [
-        (LrRange(0.0), "not 0 and 10"),
-        (LrRange(math.nan), "not nan and 10"),
-        (LrRange(0.1, 0.1), "not 0.1 and 0.1"),
-        (LrRange(1e-3, math.inf), "not 0.001 and inf"),
+        (LrRange(0.0), "--from", (" 0, ", " 0")),
+        (LrRange(math.nan), "--from", (" 0, ", "nan")),
+        (LrRange(0.1, 0.1), "--to", ("--from, 0.1, ",)),
+        (LrRange(1e-3, math.inf), "--to", ("inf",)),
     ],
 )
-def test_lr_range_check_names_problem(lr_range: LrRange, values: str) -> None:
-    with raises_problem("out-of-range", "--from and --to", values):
+def test_lr_range_check_names_problem(lr_range: LrRange, location: str, values: tuple[str, ...]) -> None:
+    with raises_problem("out-of-range", location, *values):
         lr_range.check()
 
 
