@@ -27,7 +27,15 @@ from tui.screens.pollers.files import QueueReader
 from tui.screens.pollers.watched import Watched
 from tui.screens.services import AppServices
 from tui.screens.tables import styled, wrap_text
-from tui.screens.tables.queue import SCREEN_COLUMNS, describe_row, queue_devices, queue_title, queued_runs, strip_lines
+from tui.screens.tables.queue import (
+    SCREEN_COLUMNS,
+    describe_row,
+    mark_kept,
+    queue_devices,
+    queue_title,
+    queued_runs,
+    strip_lines,
+)
 from tui.screens.widgets.lines import KeyedRow, Lines
 from tui.terminal.palette import BAD, MUTED
 
@@ -79,8 +87,9 @@ class QueueScreen(GputrainScreen):
             devices = queue_devices(() if snapshot is None else snapshot.gpus, cpu_holders, etas)
             strip, panel = self.query_one("#queue-gpus", Lines), self.query_one("#queue", Lines)
             strip.display = bool(devices)
-            strip.set_texts(strip_lines(devices, strip.text_width, is_wide=self.has_class("-wide")))
             runs = queued_runs(self.rows, devices, etas)
+            shown = mark_kept(devices, runs)
+            strip.set_texts(strip_lines(shown, strip.text_width, is_wide=self.has_class("-wide")))
             table = fit(SCREEN_COLUMNS, runs, panel.text_width)
             rows = [KeyedRow(run.row.key, styled(table.line(run))) for run in runs]
             panel.set_rows(rows, [styled(table.header(MUTED))] if rows else [], Text(NOTHING_WAITS, MUTED))

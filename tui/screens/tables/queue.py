@@ -65,13 +65,16 @@ class QueueDevice:
 @dataclass(frozen=True)
 class QueuedRun:
     """A run in the queue, and what stands in its way: the number of GPUs that it needs and of those that are free for
-    it now, who holds the others, and in how many seconds it is expected to start; None if unknown."""
+    it now, who holds the others, and in how many seconds it is expected to start; None if unknown.
+
+    `kept` are the free GPUs that runs behind it do not get."""
 
     row: QueueRow
     need: int | None
     has: int | None
     blocked_by: str
     starts_in: float | None
+    kept: Sequence[QueueDevice] = ()
 
 
 def _number(value: int | None) -> str:
@@ -132,8 +135,12 @@ def queued_runs(
         first = sorted(wanted, key=lambda device: device.free_in)[:need]
         start = max(device.free_in for device in first) if len(first) == need else math.inf
         has = min(sum(device.is_free for device in wanted), need)
-        blocked_by = "" if has == need else holders_text(device for device in wanted if not device.is_free)
-        runs.append(QueuedRun(row, need, has, blocked_by, start if math.isfinite(start) else None))
+        # GPUs kept for runs before it come first: the holders of the others block every run.
+        kept_before = {device.uuid for run in runs for device in run.kept}
+        held = sorted((each for each in wanted if not each.is_free), key=lambda each: each.uuid not in kept_before)
+        blocked_by = "" if has == need else holders_text(held)
+        kept = [device for device in first if device.is_free]
+        runs.append(QueuedRun(row, need, has, blocked_by, start if math.isfinite(start) else None, kept))
         # They are free for nobody behind it, and those that are held still have their holders.
         holder = printable(row.name)
         taken |= {
@@ -141,6 +148,15 @@ def queued_runs(
             for device in first
         }
     return runs
+
+
+def mark_kept(devices: Iterable[QueueDevice], runs: Iterable[QueuedRun]) -> list[QueueDevice]:
+    """Return the devices, the free ones that are kept for waiting runs with the names of these."""
+    names = {device.uuid: printable(run.row.name) for run in runs for device in run.kept}
+    return [
+        replace(device, holder=f"kept for {names[device.uuid]}") if device.uuid in names else device
+        for device in devices
+    ]
 
 
 def _blocker(row: QueueRow, going: Collection[str]) -> str:

@@ -19,6 +19,7 @@ from tui.screens.tables.queue import (
     SCREEN_COLUMNS,
     describe_row,
     holders_text,
+    mark_kept,
     queue_devices,
     queue_title,
     queued_runs,
@@ -95,11 +96,18 @@ def test_queued_runs_say_who_holds_gpus_and_when_they_are_expected_to_start() ->
     first, second, third = queued_runs(rows, devices, {})
     assert (first.need, first.has, first.blocked_by, first.starts_in) == (2, 2, "", 0.0)
     # The first run gets GPU 3, and nobody knows for how long.
-    assert (second.need, second.has, second.blocked_by, second.starts_in) == (2, 0, "1 mine · 3 a", None)
+    assert (second.need, second.has, second.blocked_by, second.starts_in) == (2, 0, "3 a · 1 mine", None)
     assert (third.need, third.has, third.blocked_by, third.starts_in) == (1, 0, "0 ana, bob, eva idle 42 min", None)
     [waiting] = queued_runs([make_row(gpus="free:3")], devices, {})
     assert (waiting.has, waiting.starts_in) == (2, 600.0)
     assert holders_text(devices) == "0 ana, bob, eva idle 42 min · 1 mine · 2,3 free"
+
+
+def test_free_gpus_that_a_waiting_run_keeps_from_the_others_are_marked() -> None:
+    # GPUs 2 and 3 are free.
+    devices = queue_devices(holder_snapshot().gpus[1:4], None, {})
+    runs = queued_runs([make_row("a\x1b", gpus="1,2"), make_row("b", gpus="2")], devices, {})
+    assert holders_text(mark_kept(devices, runs)) == "1 fashion-17 · 2 kept for a\\x1b · 3 free"
 
 
 def test_queued_runs_name_the_run_that_holds_the_cpu_and_the_run_before() -> None:
