@@ -362,7 +362,7 @@ def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[
     name = f" {window.x_name}" if window.x_name else ""
     end = width - len(name)
     labels[end:] = name
-    free_from = 0
+    free_from = left if axis_lines == 1 else 0
     for value, label in labeled:
         column = round((value - window.low) / max(window.high - window.low, 1e-300) * (columns - 1))
         rule[column] = "┬"

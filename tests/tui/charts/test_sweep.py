@@ -38,6 +38,11 @@ def test_axis_is_as_the_key_was_searched(status: SweepStatus, key: str, labels: 
     assert "•" in text and text.count("★") == 1
 
 
+def test_axis_in_the_last_row_of_a_low_chart_cuts_no_label(status: SweepStatus) -> None:
+    curves, window = param_curves(status, "optim.lr")
+    assert plain_rows(plot(curves, window, 30, 6))[-1].lstrip().startswith("└0.001─")
+
+
 def test_points_of_a_key_are_not_connected(status: SweepStatus) -> None:
     curves, _ = param_curves(status, "optim.lr")
     pruned, complete, best = curves

@@ -31,7 +31,10 @@ def test_sweep_screen_draws_the_selected_trial_sorts_and_follows_trials_and_open
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_sweep(pilot)
         assert "trial 2, others dashed" in visible_text(pilot, "#trial-curves")
-        assert "best val acc by optim." in visible_text(pilot, "#param-chart")
+        chart = visible_text(pilot, "#param-chart")
+        assert "best val acc by optim." in chart
+        # The cursor is at the best trial. The other star is in the legend.
+        assert chart.count("★") == 2
         screen.query_one("#trials", Lines).select_key("4")
         await press(pilot, "tab")
         assert "trial 4, others dashed" in visible_text(pilot, "#trial-curves")

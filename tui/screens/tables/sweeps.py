@@ -220,7 +220,7 @@ def status_lines(status: SweepStatus) -> list[Text]:
     that go on with them."""
     sign, style = SYMBOLS[{"running": "running", "ended": "complete"}.get(status.state, "stopped")]
     counts = ", ".join(f"{SYMBOLS[count.partition(' ')[2]][0]} {count}" for count in state_counts(status))
-    done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')}: "
+    done = f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done   "
     resume = ", u resumes it" if status.state == "not running" else ""
     state = printable(with_message(status.state, status))
     lines = [Text.assemble((f"{sign} ", style), (state, STRONG), (resume, MUTED), done, counts)]

@@ -14,7 +14,7 @@ from textual.strip import Strip
 
 from engine.base.text import pluralize
 from engine.base.units import UNKNOWN, format_number
-from tui.charts.plot import Curve, Piece, Plot, PlotWindow, plot
+from tui.charts.plot import POINT, STAR, Curve, Piece, Plot, PlotWindow, plot
 from tui.screens.widgets.lines import Lines, escape_markup
 from tui.terminal.palette import theme_variable
 
@@ -123,10 +123,13 @@ class ChartPanel(Lines):
         return next(iter(strip))
 
     def _with_cursor(self, row: int, strip: Strip, column: int, cursor: Segment) -> Strip:
-        """Return a line of the widget with the cursor, which is kept until one of them changes."""
+        """Return a line of the widget with the cursor behind its points, which is kept until one of them changes."""
         key, known = (column, cursor), self._cursor_strips.get(row)
         if known is None or known[0] is not strip or known[1] != key:
-            known = self._cursor_strips[row] = strip, key, _replace_cell(strip, column, cursor)
+            # The best point is often in the cursor's column.
+            is_point = strip.text[max(column, 0) :][:1] in (POINT, STAR)
+            drawn = strip if is_point else _replace_cell(strip, column, cursor)
+            known = self._cursor_strips[row] = strip, key, drawn
         return known[2]
 
     def render_line(self, y: int) -> Strip:
