@@ -34,6 +34,8 @@ RECORD_NAME = "profile.json"
 # Profiles that a run keeps; the oldest is deleted.
 MAX_PROFILES = 10
 MAX_RECORD_BYTES = 1 << 23
+# Share of a step that the others wait for the slowest rank; less is noise.
+MIN_RANK_GAP_SHARE = 0.2
 MAX_RANKS = 4096
 # gzip makes a tenth of a trace, so a trace takes up to 300 MB of memory in the viewer.
 MAX_TRACE_BYTES = 32 << 20
@@ -162,5 +164,11 @@ def diagnose_profile(profile: Profile) -> str:
     if shares["data"] > MAX_DATA_WAIT_SHARE:
         return f"waiting for data {shares['data']:.0%} of the time"
     largest = max(PARTS, key=lambda part: shares[part])
+    slow, fast = (choose(profile.ranks, key=lambda rank: rank.mean("forward")) for choose in (max, min))
+    # The all-reduce in backward waits for the slowest rank.
+    seconds = min(slow.mean("forward") - fast.mean("forward"), fast.mean("backward") - slow.mean("backward"))
+    if seconds > MIN_RANK_GAP_SHARE * slow.step_seconds:
+        late = f"rank {slow.rank} is {seconds * 1e3:.0f} ms slower in forward"
+        return f"{late}; rank {fast.rank} waits for it in backward"
     device = "GPU" if profile.device_type == "cuda" else "CPU"
     return f"{device}-bound: {largest} takes {shares[largest]:.0%} of the step"

@@ -19,7 +19,7 @@ from engine.runs.profile_file import (
 )
 from support.messages import raises_problem
 from support.runs.factories import make_run_folder
-from support.runs.profiles import BALANCED, STARVED, make_profile, make_rank_profile, store_profile
+from support.runs.profiles import BALANCED, PROFILE, STARVED, make_profile, make_rank_profile, store_profile
 
 
 @pytest.fixture
@@ -99,3 +99,7 @@ def test_links_in_the_folder_of_profiles_are_not_followed(run: RunFolder, tmp_pa
 )
 def test_largest_part_is_named(parts: tuple[float, ...], device_type: str, message: str) -> None:
     assert diagnose_profile(make_profile(make_rank_profile(0, parts), device_type=device_type)) == message
+
+
+def test_rank_that_the_others_wait_for_is_named_in_place_of_their_wait() -> None:
+    assert diagnose_profile(PROFILE) == "rank 1 is 49 ms slower in forward; rank 0 waits for it in backward"

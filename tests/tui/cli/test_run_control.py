@@ -227,7 +227,7 @@ def test_profile_of_a_paused_run_is_awaited_and_printed_as_bars(
     thread.join()
     assert result.exit_code == 0, result.output
     assert "a is paused; the profile begins when it continues." in result.stderr
-    assert "CPU-bound: backward takes 57% of the step" in result.stdout
+    assert "rank 1 is 49 ms slower in forward; rank 0 waits for it in backward" in result.stdout
     assert [line.split()[0] for line in result.stdout.splitlines() if "█" in line] == ["rank", "rank", "░"]
     assert f"{run.path}/profile/{name}/rank-0.json.gz" in result.stdout
 
