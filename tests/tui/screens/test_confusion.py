@@ -13,7 +13,8 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.base.codec import InvalidRecordError
-from engine.runs.evaluations import mistakes, read_evaluations, worst_first
+from engine.report.table import line_text
+from engine.runs.evaluations import Mistake, mistakes, read_evaluations, worst_first
 from engine.runs.folder import RunFolder
 from support.json_files import write_json
 from support.messages import says
@@ -24,7 +25,7 @@ from support.screen.screen_driver import drive
 from tui.screens.confusion import ConfusionScreen
 from tui.screens.demo.server import LIVE_RUN
 from tui.screens.run import RunScreen
-from tui.screens.tables.confusion import matrix_lines, scatter_lines, shorten_names
+from tui.screens.tables.confusion import matrix_lines, mistake_table, scatter_lines, shorten_names
 from tui.screens.widgets.matrix import Matrix
 
 Act = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
@@ -135,6 +136,14 @@ def test_mistakes_are_sorted_worst_first() -> None:
     ]
     assert len(mistakes(np.array(BEST), max_pairs=2)) == 2
     assert mistakes(np.eye(3, dtype=np.int64)) == []
+
+
+@pytest.mark.parametrize(
+    ("width", "line"), [(28, "coat → ankle boot  17  14%"), (40, "coat → ankle boot  17 images  14%")]
+)
+def test_narrow_list_of_mistakes_drops_a_word_and_cuts_no_name(width: int, line: str) -> None:
+    mistake = Mistake(true_class=0, predicted_class=1, images=17, share=0.14)
+    assert line_text(mistake_table([mistake], ["coat", "ankle boot"], width).line(mistake)) == line
 
 
 def test_worst_first_puts_classes_without_images_last() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS, MAX_NAME_COLUMNS = 5, 30, 16
-MAX_ROW_NAME_COLUMNS, MIN_COUNT_COLUMNS = 20, 6
+MAX_ROW_NAME_COLUMNS, MIN_COUNT_COLUMNS, MIN_WORDS_WIDTH = 20, 6, 36
 ARROW = " → "
 
 
@@ -70,12 +70,16 @@ def class_line(table: FittedTable[ClassRow], row: ClassRow) -> Text:
 
 def mistake_table(worst_mistakes: Sequence[Mistake], names: Sequence[str], width: int) -> FittedTable[Mistake]:
     """Return the table of the screen, which has no header: true and predicted class, images, share of the class."""
+
+    def images(mistake: Mistake) -> str:
+        return pluralize(mistake.images, "image") if width >= MIN_WORDS_WIDTH else str(mistake.images)
+
     columns: list[Column[Mistake]] = [
         Column(
             "pair", "", lambda mistake: ARROW.join((names[mistake.true_class], names[mistake.predicted_class])),
             width=MAX_NAME_COLUMNS, priority=1, flex=True, style=STRONG, shorten=Shorten.MIDDLE,
         ),
-        Column("images", "", lambda mistake: pluralize(mistake.images, "image"), Align.RIGHT),
+        Column("images", "", images, Align.RIGHT),
         Column("share", "", lambda mistake: format_share(mistake.share), Align.RIGHT, style=MUTED),
     ]  # fmt: skip
     return fit(columns, worst_mistakes, width)
