@@ -201,7 +201,7 @@ def silence(gpu: Gpu, last: Gpu | None = None) -> tuple[str, Line]:
         for key in ("util", "memory_used")
         if (value := last.value(key)) is not None
     ]
-    return FIRST_READING, (reason, (f": last seen {', '.join([*known, users_text(last)])}", MUTED))
+    return FIRST_READING, (reason, (f": last seen {', '.join([users_text(last), *known])}", MUTED))
 
 
 def instance_row(gpu: Gpu, instance: MigInstance) -> GpuRow:
