@@ -65,11 +65,12 @@ def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None
         del lines[0]
     assert lines[0] == f"short: starting in {short_run.path}"
     assert lines[1].startswith("short: 1 rank on the CPU, started by fork, global batch size 32")
-    assert [line.split()[:2] for line in lines[2:4]] == [["epoch", "1"], ["epoch", "2"]]
+    # A slow machine also prints how far an epoch is.
+    epochs = [line.split()[1] for line in lines if line.startswith("epoch") and "train loss" in line]
+    assert epochs == ["1", "2"]
     summary = json.loads((short_run.path / "summary.json").read_text())
-    bottleneck = summary["bottleneck"]
-    assert lines[4:-2] == ([lines[4]] if bottleneck else [])
-    assert bottleneck is None or lines[4].startswith(f"{bottleneck['message']} (data wait ")
+    found = [line.partition(" (data wait ")[0] for line in lines[2:-2] if not line.startswith("epoch")]
+    assert found == ([summary["bottleneck"]["message"]] if summary["bottleneck"] else [])
     assert lines[-2].startswith("finished: best val acc 0.")
     assert lines[-1] == f"2 epochs on the CPU, {summary['seconds_per_epoch']:.1f} s per epoch"
     assert summary["devices"] == "the CPU"

@@ -43,7 +43,13 @@ def test_process_screen_shows_the_tree_and_opens_its_only_run(tmp_path: Path) ->
     with (
         (tmp_path / "job.log").open("w") as log,
         subprocess.Popen(
-            [sys.executable, "-S", "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            [sys.executable, "-S", "-c", HOLD],
+            cwd=tmp_path,
+            # What other tests have set would push the open files out of view.
+            env={},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
         ) as process,
     ):
         assert process.stdout is not None
