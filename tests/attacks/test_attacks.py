@@ -15,7 +15,15 @@ SKIPPED_EXIT_CODE = 77
 
 
 # Five to forty seconds each.
-NIGHTLY_ATTACKS = ("checkpoint_code", "command", "hosts", "repository", "reservations", "run_folder")
+NIGHTLY_ATTACKS = (
+    "checkpoint_code",
+    "command",
+    "hosts",
+    "repository",
+    "reservations",
+    "run_folder",
+    "user_folders",
+)
 
 
 @pytest.mark.expensive("each attack starts a run as another user would meet it")

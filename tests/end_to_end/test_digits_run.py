@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import torch
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from support.gputrain_command import FinishedRun, read_events, without_timings
@@ -81,3 +83,26 @@ def test_run_prints_progress_on_terminal(repeated_short_run: FinishedRun) -> Non
     assert re.search(r"epoch   1  step \d+/\d+  [\d,]+ images/s", output)
     assert re.search(r"epoch   2 +train loss", output)
     assert "finished" in output
+
+
+def test_digits_run_summary_agrees_with_journal(digits_run: FinishedRun) -> None:
+    summary = json.loads((digits_run.path / "summary.json").read_text())
+    epochs = [event for event in read_events(digits_run.path) if event["type"] == "epoch"]
+    best = max(epochs, key=lambda epoch: epoch["val_accuracy"])
+    assert summary["epochs"] == 15
+    assert summary["train_loss"] == epochs[-1]["train_loss"]
+    assert summary["val_accuracy"] == epochs[-1]["val_accuracy"]
+    assert (summary["best_epoch"], summary["best_val_accuracy"]) == (best["epoch"], best["val_accuracy"])
+    assert summary["images_per_second"] > 0
+    assert 0 < summary["seconds"] < 200
+
+
+def test_digits_run_checkpoint_holds_resume_state(digits_run: FinishedRun) -> None:
+    state = torch.load(digits_run.path / "checkpoints" / "last.pt", weights_only=True)
+    assert state["format"] == 1
+    assert (state["epoch"], state["step_in_epoch"], state["step"]) == (16, 0, 22 * 15)
+    assert state["config"] == yaml.safe_load((digits_run.path / "config.yaml").read_text())
+    assert len(state["ranks"]) == 2
+    assert set(state["ranks"][1]) == {"rng", "loss_sum", "counts", "unreported"}
+    assert set(state["ranks"][1]["rng"]) == {"python", "numpy", "torch", "cuda"}
+    assert not any(name.startswith(("module.", "_orig_mod.")) for name in state["model"])

@@ -58,6 +58,17 @@ def test_lr_find_leaves_nothing_when_interrupted(gputrain: Gputrain, number: sig
     assert files_of(gputrain) == []
 
 
+@pytest.mark.nightly
+def test_lr_find_warns_of_typed_keys_that_it_does_not_use(gputrain: Gputrain) -> None:
+    typed = ("--resume", "--name", "x", "--epochs", "3", "--lr", "0.3", "--after", "a", "checkpoint.keep=4")
+    done = gputrain("lr-find", "digits", "--gpus", "cpu", "--ranks", "1", "--model", "linear", "--steps", "20", *typed)
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert {line.split()[1].partition("=")[0] for line in warnings if says(line, "no-effect")} == {
+        *("run.name", "run.resume", "run.epochs", "optim.lr", "queue.after", "checkpoint.keep")
+    }
+    assert "up to 20 steps" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "values"),
     [

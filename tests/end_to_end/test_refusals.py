@@ -13,12 +13,16 @@ import torch
 
 from engine.base.errors import Problem
 from engine.config.loader import resolve_config
+from engine.gpus.monitor import first_snapshot, open_monitor
+from engine.gpus.snapshot import SamplerOptions
 from engine.jobs.launch.preflight import find_problems
 from engine.runs.ownership import claim_run
 from support.gputrain_command import GPUTRAIN, Gputrain, clean_environment
 from support.messages import has_problem, says
 from support.runs.trained_run import call
 from tui.cli.train import StartOptions, build_request
+from tui.form.checks import FormChecker
+from tui.form.model import Form, validate_form
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
@@ -163,6 +167,25 @@ def test_run_refuses_what_is_typed_in_one_line(
     assert (done.exit_code, done.stdout) == (2, "")
     assert says(done.stderr, code, f"error: {location}: ", value)
     assert not (workdir / "runs" / "digits-1").exists()
+
+
+@pytest.mark.nightly
+def test_form_shows_all_problems(workdir: Path) -> None:
+    checker, monitor = FormChecker(workdir / "runs"), open_monitor(SamplerOptions(activity=False))
+    snapshot = first_snapshot(monitor)
+    monitor.close()
+    before = files(workdir)
+    try:
+        for arguments, expected in (in_folder(refusal, workdir) for refusal in REFUSED.values()):
+            form = Form("digits", dict(argument.split("=", 1) for argument in arguments))
+            config, problems = validate_form(form)
+            assert config is not None
+            result = checker.check(checker.begin(config), config, snapshot, problems)
+            assert result is not None
+            assert_problems(result.problems, expected)
+    finally:
+        checker.cancel()
+    assert files(workdir) == before
 
 
 def headless(*arguments: str) -> list[str]:

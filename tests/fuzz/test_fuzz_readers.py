@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from record_readers import fuzz_record
 
+from engine.base.codec import Record
 from support.records import record_classes
 
 PROGRAM = Path(__file__).with_name("fuzz_readers.py")
@@ -41,6 +42,20 @@ def test_records_refuse_what_does_not_survive_encoding() -> None:
 def test_records_refuse_what_does_not_survive_encoding_in_any_field(part: int) -> None:
     for kind in sorted(record_classes(), key=lambda kind: (kind.__name__, kind.__module__))[part::6]:
         fuzz_record(kind, batches=2, odd_batches=2)
+
+
+@pytest.mark.parametrize("kind", [KeyError, AssertionError])
+def test_fuzz_record_reports_what_a_record_must_not_do(kind: type[Exception]) -> None:
+    class Faulty(Record, frozen=True, kw_only=True):
+        name: str
+
+        def __post_init__(self) -> None:
+            if self.name == "nan":
+                raise kind
+
+    with pytest.raises(kind) as raised:
+        fuzz_record(Faulty, batches=1)
+    assert any("Faulty" in note and "nan" in note for note in raised.value.__notes__)
 
 
 @pytest.mark.soak

@@ -20,13 +20,19 @@ from after_import import call_after_import
 
 def trigger(kind: str, images: Any, channel: Any) -> Any:
     """Trigger one fault; return the images of the batch, changed for `nan`."""
+    import torch
+
     if kind == "nan":
         return images * float("nan")
     if kind == "raise":
         raise ValueError("a fault of the test")
+    if kind == "memory":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     if kind in ("hang", "slow"):
         time.sleep(10_000 if kind == "hang" else 0.05)
         return images
+    if kind == "exit":
+        os._exit(7)
     if kind in ("stop the run", "kill the run"):
         # The parent of a rank is the rank starter, whose parent is the supervisor.
         supervisor = psutil.Process(os.getppid()).ppid()
@@ -39,7 +45,7 @@ def trigger(kind: str, images: Any, channel: Any) -> Any:
         while not channel.poll_requests().paused:
             time.sleep(0.01)
         return images
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}[kind])
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "segfault": signal.SIGSEGV}[kind])
     return images
 
 

@@ -48,6 +48,13 @@ def assert_exits(helper: HelperProcess, value: str) -> HelperExitedError:
     return error.value
 
 
+def test_helper_answers_each_request(start: Start) -> None:
+    with start("for request in parent.requests(int): parent.send({'twice': 2 * request})") as helper:
+        for number in (1, 2):
+            helper.send(number)
+            assert helper.receive(dict[str, int], PATIENCE_SECONDS) == {"twice": 2 * number}
+
+
 def test_helper_receive_times_out_and_hung_helper_is_killed_on_exit(start: Start) -> None:
     with start("time.sleep(1000)") as helper:
         with pytest.raises(HelperTimeoutError, match="0 s"):

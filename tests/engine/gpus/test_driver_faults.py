@@ -68,6 +68,19 @@ def test_gpus_command_with_driver_library_version_mismatch(gputrain: Gputrain, g
     assert "driver/library version mismatch; reboot to load" in run_gpus(gputrain, gpu_host).stderr
 
 
+def test_gpu_lost_before_first_sample(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(
+        gpu_line(0, util=50), gpu_line(1), gpu_line(2, util=70), "fault 1 nvmlDeviceGetHandleByIndex_v2 15"
+    )
+    gpus = gpus_json(gputrain, gpu_host)
+    assert [gpu["state"] for gpu in gpus] == ["ok", "lost", "ok"]
+    assert all(gpus[1][name] == {**gpus[1][name], "value": None, "reason": "lost"} for name in DYNAMIC)
+    assert gpus[1]["uuid"] is None
+    assert_healthy(gpus[0], 50)
+    assert_healthy(gpus[2], 70)
+    assert row(run_gpus(gputrain, gpu_host).stdout, 1).split() == ["1", "–", "lost"]
+
+
 def test_gpu_lost_while_watched_recovers(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     healthy = [gpu_line(0, util=50), gpu_line(1, util=60)]
     gpu_host.set_scene(healthy)
@@ -134,6 +147,17 @@ def test_gpu_process_with_unknown_pid(gputrain: Gputrain, gpu_host: FakeGpuHost)
     table = run_gpus(gputrain, gpu_host, "--processes").stdout
     assert f"pid {UNKNOWN_PID}" in row(table, 0)
     assert "? no such process here; it may be in another container" in table
+
+
+def test_gpus_watch_follows_added_and_removed_gpus(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0, util=50))
+    with start_watch(gputrain, gpu_host) as watch:
+        watch.until(lambda gpus: len(gpus) == 1)
+        gpu_host.set_scene(gpu_line(0, util=50), gpu_line(1, util=60))
+        assert_healthy(watch.until(lambda gpus: len(gpus) == 2 and gpus[1]["state"] == "ok")[1], 60)
+        gpu_host.set_scene(gpu_line(1, util=60))
+        [remaining] = watch.until(lambda gpus: len(gpus) == 1 and gpus[0]["uuid"] == gpu_uuid(1))
+        assert remaining["index"] == 0
 
 
 def test_implausible_values_are_rejected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:

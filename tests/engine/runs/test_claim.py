@@ -301,6 +301,15 @@ def test_owner_that_was_taken_over_ends_without_writing(folder: RunFolder, monke
     assert folder.owner.read_bytes() == taken_over
 
 
+def test_owner_that_ends_before_its_next_heartbeat_leaves_claim_of_other_host(folder: RunFolder) -> None:
+    """Two hosts take over a run within one heartbeat, and the first of them ends at once."""
+    first = Ownership(folder.identified())
+    write_claim(folder, 1e9, claim="second")
+    second = folder.owner.read_bytes()
+    first.release()
+    assert folder.owner.read_bytes() == second
+
+
 def test_owner_that_cannot_write_its_claim_owns_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume on a disk that cannot be written to leaves the claim of the session before."""
     write_claim(folder, None, host=socket.gethostname(), claim="the session before")

@@ -160,6 +160,17 @@ def test_list_finds_folder_that_becomes_a_run_later(root: Path) -> None:
     assert {row.name for row in runs.rows} == {"later"} | {f"run-{number}" for number in range(COUNT)}
 
 
+def test_list_rereads_folder_that_was_replaced(root: Path) -> None:
+    runs = read_list(root)
+    (root / "run-1").rename(root.parent / "away")
+    (root / "run-2").rename(root / "run-1")
+    (root.parent / "away").rename(root / "run-2")
+    before = {row.name: row for row in runs.rows}
+    runs.poll()
+    rows = {row.name: row for row in runs.rows}
+    assert rows["run-1"].record == before["run-2"].record != before["run-1"].record == rows["run-2"].record
+
+
 def test_list_reads_live_run_at_each_poll(root: Path) -> None:
     folder = make_run_folder(root, "live", make_run_started(), make_epoch(1, accuracy=0.1))
     ownership = Ownership(folder)
@@ -187,6 +198,12 @@ def test_list_has_neither_hidden_folders_nor_links_nor_other_folders(root: Path)
     odd.lock.unlink()
     odd.lock.symlink_to(root / "run-1" / "lock")
     assert len(read_list(root).rows) == COUNT
+
+
+def test_list_has_run_whose_lock_is_missing(root: Path) -> None:
+    before = row_named(read_list(root).rows, "run-3")
+    RunFolder(root / "run-3").lock.unlink()
+    assert row_named(read_list(root).rows, "run-3") == before
 
 
 def test_list_of_missing_folder_is_empty_and_of_unreadable_one_an_error(

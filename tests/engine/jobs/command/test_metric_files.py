@@ -331,6 +331,18 @@ def values_of(run: Path, work: Path) -> list[tuple[str, int]]:
     return [(point.name, point.step) for reading in follower.poll() for point in reading.points]
 
 
+def test_rows_that_another_run_appends_later_are_not_of_an_ended_run(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "metrics.csv").write_text("step,loss\n1,1\n2,1\n")
+    run = ended_run(tmp_path, work)
+    with (work / "metrics.csv").open("a") as file:
+        file.write("3,5\n")
+    assert values_of(run, work) == [("loss", 1), ("loss", 2)]
+    (work / "metrics.csv").write_text("step,loss\n1,9\n2,9\n3,9\n")
+    assert values_of(run, work) == []
+
+
 def test_event_files_that_another_run_writes_later_are_not_of_an_ended_run(tmp_path: Path) -> None:
     work = tmp_path / "work"
     (work / "tb").mkdir(parents=True)

@@ -73,6 +73,14 @@ def test_row_has_all_values_of_a_step(writer: MetricWriter, tmp_path: Path) -> N
     ]
 
 
+def test_row_is_written_once_by_the_next_poll(writer: MetricWriter, tmp_path: Path) -> None:
+    writer.add([Point("loss", 5, 1.0)])
+    assert rows_of(tmp_path) == []
+    writer.poll()
+    writer.poll()
+    assert [row["step"] for row in rows_of(tmp_path)] == [5]
+
+
 def test_fast_output_is_written_at_a_bounded_rate(writer: MetricWriter, tmp_path: Path, clock: Clock) -> None:
     for step in range(40_000):
         writer.add([Point("loss", step, 1.0)])

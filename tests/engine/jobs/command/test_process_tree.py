@@ -55,6 +55,13 @@ def keeper_of(process: CommandProcess) -> int:
     return status.parent
 
 
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", -signal.SIGTERM)])
+def test_poll_returns_exit_code_of_command(tmp_path: Path, script: str, code: int) -> None:
+    with started(["sh", "-c", script], tmp_path) as process:
+        assert exit_code_of(process) == code
+        assert process.poll() == code
+
+
 def test_command_runs_in_its_folder_with_its_environment_and_marker(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "TEXT": "ä \udcff"}
     with started(["sh", "-c", f'pwd; echo "$TEXT"; echo ${MARKER}'], tmp_path, marker="abc", env=env) as process:
@@ -382,6 +389,25 @@ def test_command_that_ignores_sigint_and_sigterm_is_killed(tmp_path: Path) -> No
         wait_until_stopped(stop)
         assert (process.poll(), stop.step, process.members()) == (-signal.SIGKILL, Step.KILL, [])
     assert output_of(tmp_path).index("got INT") < output_of(tmp_path).index("got TERM")
+
+
+def test_second_request_kills_at_once(tmp_path: Path) -> None:
+    with started(["sh", "-c", traps("INT", "TERM") + WAIT], tmp_path) as process:
+        stop = StopSequence(process)
+        wait_for_output(tmp_path, "ready")
+        stop.request()
+        stop.request()
+        wait_until_stopped(stop)
+        assert (process.poll(), stop.step) == (-signal.SIGKILL, Step.KILL)
+    assert "got TERM" not in output_of(tmp_path)
+
+
+def test_what_the_command_leaves_behind_is_terminated_and_named(tmp_path: Path) -> None:
+    with started(["sh", "-c", "setsid sleep 61 & echo $!; sleep 0.1; exit 3"], tmp_path) as process:
+        stop = StopSequence(process)
+        wait_until_stopped(stop)
+        assert (process.poll(), stop.step, process.members()) == (3, Step.TERMINATE, [])
+    assert stop.left_behind == [f"sleep ({output_of(tmp_path).strip()})"]
 
 
 def test_what_the_command_leaves_behind_and_ignores_sigterm_is_killed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -62,6 +63,19 @@ def shown_check(output: str, start: str) -> str:
 
 
 # ---- Command ----
+
+
+@pytest.mark.expensive("doctor imports torch and torchvision")
+def test_doctor_command_without_gpus_passes(gputrain: Gputrain) -> None:
+    done = gputrain("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    report = json.loads(done.stdout)
+    assert report["format"] == 1
+    checks = {check["name"]: check for check in report["checks"]}
+    assert {check["area"] for check in report["checks"]} == {"machine", "GPUs", "torch"}
+    assert all(set(check) == {"area", "name", "state", "found", "advice", "code"} for check in report["checks"])
+    assert {checks[name]["state"] for name in ("driver", "torch", "CUDA")} == {"ok"}
+    assert "torchvision" in checks["torch"]["found"]
 
 
 def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore, Store
+from torch.distributed import HashStore, Store, TCPStore
 
 from engine.base.errors import Problem
 from engine.base.exit_codes import ExitCode
-from engine.base.process import SignalHandler
+from engine.base.process import SignalHandler, die_with_parent
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.gpus.selection import CudaDevice
@@ -203,6 +204,28 @@ def store() -> Store:
     return store
 
 
+@pytest.fixture
+def hung_store() -> Iterator[Store]:
+    """The store of another process, which is stopped."""
+    receiver, sender = os.pipe()
+    parent, host = os.getpid(), os.fork()
+    if host == 0:
+        try:
+            die_with_parent(parent)
+            server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            os.write(sender, str(server.port).encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    store = TCPStore("127.0.0.1", int(os.read(receiver, 8)), is_master=False)
+    os.kill(host, signal.SIGSTOP)
+    yield store
+    os.kill(host, signal.SIGKILL)
+    os.waitpid(host, 0)
+    os.close(receiver)
+    os.close(sender)
+
+
 def report(
     store: Store,
     rank: int,
@@ -236,6 +259,13 @@ def test_rank_reports_ranks_that_do_not_respond(monkeypatch: pytest.MonkeyPatch,
     )
 
 
+def test_rank_reports_itself_if_store_hangs(monkeypatch: pytest.MonkeyPatch, hung_store: Store) -> None:
+    monkeypatch.setattr(external_failures, "COMPARE_SECONDS", 0.2)
+    failure = report(hung_store, 0, WAITS)
+    assert (failure.rank, failure.device) == (0, "GPU-0")
+    assert "wait for" not in failure.cause
+
+
 def test_rank_reports_itself_if_all_ranks_are_equal(store: Store) -> None:
     with ThreadPoolExecutor() as pool:
         reports = [pool.submit(report, store, rank, WAITS) for rank in range(2)]
@@ -260,6 +290,13 @@ def test_rank_0_reports_failure_that_another_rank_publishes() -> None:
         found = pool.submit(find_root_cause, LOST, 4, store)
         publish_failure(own_failure, store)
         assert found.result(timeout=20) == own_failure
+
+
+def test_rank_0_reports_its_own_failure_without_waiting() -> None:
+    own_failure = RankFailed(rank=0, device="cpu", cause="ValueError: bad", code="rank-failed")
+    started = time.monotonic()
+    assert find_root_cause(own_failure, 2, HashStore()) == own_failure
+    assert time.monotonic() - started < external_failures.COMPARE_SECONDS
 
 
 def test_rank_0_reports_lost_connection_if_no_other_rank_reports(monkeypatch: pytest.MonkeyPatch) -> None:

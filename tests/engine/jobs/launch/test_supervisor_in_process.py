@@ -308,3 +308,18 @@ def test_progress_reporter_emits_each_step_that_all_ranks_completed_once() -> No
         reporter.poll(heartbeats)
     heartbeats.close()
     assert [event.step for event in events if isinstance(event, TrainingProgress)] == [2, 3]
+
+
+def test_supervisor_shows_progress_of_ranks() -> None:
+    def train(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(3, Phase.FORWARD)
+        return wait_for_stop(channel)
+
+    run = Supervised(train, train)
+
+    def stop_once_shown() -> None:
+        if any(isinstance(event, TrainingProgress) for event in run.events):
+            run.signals.request_stop("SIGTERM")
+
+    assert run.run(stop_once_shown) == RunResult("stopped")
+    assert {event.step for event in run.events if isinstance(event, TrainingProgress)} == {3}

@@ -191,6 +191,12 @@ def test_warnings_of_a_command_are_messages_and_its_journal_is_no_sign_of_a_stal
     )
 
 
+def test_stall_detection_can_be_disabled(run: ObservedRun) -> None:
+    run.watch("notify.stall_minutes=0")
+    run.poll(events=(make_run_started(START),))
+    assert [run.poll(50) for _ in range(40)] == [[]] * 40
+
+
 def make_hot_sample(seconds: float, reason: str, clock_mhz: float = 900.0) -> GpuEvent:
     sample = GpuSample("GPU-0", "h", "ok", sm_clock=clock_mhz, max_sm_clock=1980.0, throttle=(reason,))  # type: ignore[arg-type]
     return GpuEvent(time=START + seconds, gpus=[sample])

@@ -118,6 +118,19 @@ def test_changed_value_and_labels_reach_remote_run(uri: str, tmp_path: Path) -> 
     assert (run.data.tags["gputrain.tags"], run.data.tags["mlflow.note.content"]) == ("night", "keep")
 
 
+def test_labels_that_change_while_a_sync_follows_reach_remote_run(uri: str, tmp_path: Path, live: set[str]) -> None:
+    live.add("a")
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 10))
+    sync = MlflowSync(folder, None)
+    sync.poll()
+    write_labels(folder, RunLabels(tags=("night",), note="keep"))
+    sync.poll()
+    [run] = mlflow_runs(uri)
+    assert (run.data.tags["gputrain.tags"], run.data.tags["mlflow.note.content"]) == ("night", "keep")
+    sync.close()
+    assert steps_of(only_points(uri)) == list(range(1, 10))
+
+
 def test_sync_that_was_killed_before_it_sent_a_row_continues_remote_run(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

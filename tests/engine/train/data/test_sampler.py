@@ -13,6 +13,7 @@ from engine.train.data.sampler import (
     DistributedBatchSampler,
     Part,
     RandomStream,
+    _splitmix64,
     balanced_order,
     batch_random_bits,
     epoch_permutation,
@@ -36,6 +37,13 @@ def make_sampler(
     return DistributedBatchSampler(train, val, batch, rank, world, drop_last, 3, accumulate)
 
 
+def test_random_bits_match_scalar_splitmix64() -> None:
+    key = _splitmix64(_splitmix64(_splitmix64(7) ^ RandomStream.SHUFFLE) ^ 2)
+    bits = random_bits(7, RandomStream.SHUFFLE, 2, np.arange(5))
+    assert [int(value) for value in bits] == [_splitmix64(index ^ key) for index in range(5)]
+    assert [image_random_bits(7, RandomStream.SHUFFLE, 2, index) for index in range(5)] == bits.tolist()
+
+
 def test_random_draws_are_those_of_earlier_versions() -> None:
     # A run of an earlier version resumes with the same split, order and augmentation.
     per_stream = [image_random_bits(7, stream, 2, 5) >> 56 for stream in RandomStream]
@@ -46,6 +54,13 @@ def test_random_draws_are_those_of_earlier_versions() -> None:
     assert per_batch == [89, 160, 215, 177, 64, 165, 26, 164]
     assert epoch_permutation(8, 7, 2).tolist() == [1, 0, 4, 5, 2, 6, 7, 3]
     assert stratified_split(np.repeat([0, 1], 8), 0.25, seed=7)[1].tolist() == [0, 5, 12, 13]
+
+
+def test_epoch_permutation_changes_each_epoch() -> None:
+    first, second = epoch_permutation(1000, 0, 1), epoch_permutation(1000, 0, 2)
+    assert sorted(first.tolist()) == list(range(1000))
+    assert (first == second).mean() < 0.02
+    assert (first == epoch_permutation(1000, 0, 1)).all()
 
 
 LABELS = np.repeat([0, 1, 3], [900, 90, 10])
@@ -81,6 +96,14 @@ def test_balanced_sampler_augments_an_image_differently_in_each_step() -> None:
     sampler = replace(make_sampler(0, 1, train=len(LABELS)), balanced_labels=LABELS)
     drawn = [set(batch.random_indices[LABELS[batch.indices] == 3].tolist()) for batch in sampler.train_requests(1)]
     assert sum(map(len, drawn)) == len(set().union(*drawn)) > 10
+
+
+def test_stratified_split_keeps_class_ratios() -> None:
+    labels = np.repeat([0, 1, 2], [100, 50, 2])
+    train, val = stratified_split(labels, 0.2, seed=0)
+    assert sorted([*train, *val]) == list(range(152))
+    assert np.bincount(labels[val]).tolist() == [20, 10, 1]
+    assert (stratified_split(labels, 0.2, seed=1)[1] != val).any()
 
 
 def test_stratified_split_trains_on_class_with_single_image() -> None:

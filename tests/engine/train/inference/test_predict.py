@@ -17,7 +17,7 @@ from engine.train.data.sources.open import open_source
 from engine.train.inference.evaluate import evaluate_checkpoint
 from engine.train.inference.predict import find_input_files, predict
 from engine.train.inference.trained_model import load_trained_model, read_trained_checkpoint
-from support.gputrain_command import FinishedRun
+from support.gputrain_command import FinishedRun, Gputrain
 from support.messages import says
 from support.models.sample_images import write_sample_images
 from support.runs.trained_run import DIGITS, call, saved_run
@@ -41,9 +41,13 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_predict_command_names_classes_of_files_and_folders(short_run: FinishedRun, photos: Path) -> None:
-    done = call("predict", short_run.path, photos, photos / "notes.txt", "gone.png", "--json", "--top", "3")
-    assert done.exit_code == 1
+def test_predict_command_names_classes_of_files_and_folders(
+    gputrain: Gputrain, short_run: FinishedRun, photos: Path
+) -> None:
+    done = gputrain(
+        "predict", str(short_run.path), str(photos), str(photos / "notes.txt"), "gone.png", "--json", "--top", "3"
+    )
+    assert done.returncode == 1
     result = json.loads(done.stdout)
     assert (result["format"], result["run"], Path(result["checkpoint"]).name) == (1, "short", "best.pt")
     names = [Path(image["path"]).relative_to(photos).as_posix() for image in result["images"]]

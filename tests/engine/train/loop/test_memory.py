@@ -121,6 +121,11 @@ def test_trials_on_the_cpu_try_no_batch_that_takes_long(
     assert [trials.fits(size) for size in (4, 2)] == [False, True]
 
 
+def test_each_trial_takes_the_first_steps_of_the_run(trials: BatchSizeTrials) -> None:
+    assert trials.fits(2) and trials.fits(4) and trials._trainer is not None
+    assert trials._trainer.data.steps_seen() == batch_size.TRIAL_STEPS
+
+
 @pytest.mark.parametrize(("fitting", "found"), [((24, 9), 9), ((24, 0), None)])
 def test_smallest_batch_of_all_ranks_holds_for_all(
     monkeypatch: pytest.MonkeyPatch, fitting: tuple[int, int], found: int | None

@@ -138,6 +138,18 @@ def test_profile_ends_early_with_a_stop_or_pause(
     assert message == only_profile(tmp_path)[1].note == expected
 
 
+def test_stop_before_the_first_profiled_step_leaves_no_profile(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with live_trainer(tmp_path, events) as trainer:
+        requests = request(trainer, 10)
+        train(trainer, 1)
+        requests.apply("stop")
+        assert train(trainer, 40)
+        trainer.control.end_run("stopped")
+    assert [(steps, message) for _, steps, message in profiled(events)] == [(0, "the run ended")]
+    assert not (tmp_path / "profile").exists()
+
+
 def test_profile_of_short_epochs_takes_the_steps_of_one_epoch(tmp_path: Path) -> None:
     events: list[Event] = []
     with live_trainer(tmp_path, events, "run.epochs=8", steps_per_epoch=4) as trainer:

@@ -66,6 +66,12 @@ def test_read_image_composites_transparency_on_white(tmp_path: Path) -> None:
     assert read(tmp_path / "gray.png", ImageFormat(16, 1, (), ()))[[2, 13], 5].tolist() == [[90], [255]]
 
 
+def test_read_image_keeps_opaque_palette_colors(tmp_path: Path) -> None:
+    halves(RED, BLUE).quantize(4).save(tmp_path / "palette.png")
+    pixels = read(tmp_path / "palette.png")
+    assert np.abs(pixels[[2, 13], 5] - [RED, BLUE]).max() <= 4
+
+
 def test_read_image_uses_first_frame_of_animation(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (20, 20), color) for color in (RED, BLUE, (0, 0, 0))]
     for name in ("moving.gif", "moving.png", "moving.webp", "pages.tiff"):

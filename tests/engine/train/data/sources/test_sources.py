@@ -124,6 +124,17 @@ def test_failed_download_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         open_source(config("data.dataset=mnist", f"data.path={tmp_path}/new/data", "data.download=true"))
 
 
+def test_failed_download_names_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import datasets
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("<urlopen error>")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR10.download", fail)
+    with raises_problem("download-failed", "data.path", datasets.CIFAR10.url, f" {tmp_path}: <urlopen error>"):
+        open_source(config("data.dataset=cifar10", f"data.path={tmp_path}", "data.download=true"))
+
+
 def test_downloads_of_two_ranks_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     inside, together = list[int](), list[int]()

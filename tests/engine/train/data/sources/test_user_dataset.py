@@ -245,7 +245,7 @@ def test_check_user_data_code_runs_in_subprocess(tmp_path: Path) -> None:
     user_config = config(tmp_path, text, "data.batch_size=4", "data.num_classes=3")
     assert check_user_data_code(user_config, 1) == ImageCounts(12, 5)
     with raises_problem("too-large", "data.batch_size", " 16 ", " 4 x 4 "):
-        try_first_images(user_config, 4)
+        check_user_data_code(user_config, 4)
 
 
 def test_try_first_images_reports_failure_before_start(tmp_path: Path) -> None:
