@@ -72,7 +72,7 @@ def read_settings() -> UserSettings:
         path.lstat()
     except OSError:
         return UserSettings()
-    # It may be a link, as programs that manage dotfiles make it.
+    # The file may be a symbolic link: programs that manage dotfiles create one.
     content, _ = read_yaml(path.resolve(), str(path))
     if (problem := user_path_problem(config_folder(), path.name)) is not None:
         reason = f"is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"

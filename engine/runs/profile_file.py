@@ -34,7 +34,7 @@ RECORD_NAME = "profile.json"
 # Profiles that a run keeps; the oldest is deleted.
 MAX_PROFILES = 10
 MAX_RECORD_BYTES = 1 << 23
-# Share of a step that the others wait for the slowest rank; less is noise.
+# How much slower a rank must be to be named, as a share of a step. Smaller differences are noise.
 MIN_RANK_GAP_SHARE = 0.2
 MAX_RANKS = 4096
 # gzip makes a tenth of a trace, so a trace takes up to 300 MB of memory in the viewer.

@@ -41,7 +41,7 @@ def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
 
 
 def print_lines(console: Console, lines: Iterable[Text]) -> None:
-    """Print lines that fit the console, or are as long as they are."""
+    """Print lines without wrapping them."""
     for line in lines:
         console.print(line, soft_wrap=True)
 

@@ -22,7 +22,7 @@ from tui.screens.widgets.lines import KeyedRow
 from tui.terminal.palette import MUTED
 
 GPUS_KEY, RANKS_KEY = "device.gpus", "device.ranks"
-# Of a line, and of the frames and marks beside it in a narrow terminal.
+# Columns of the line of a GPU, and of the frames and marks beside it in a narrow terminal.
 GPU_LINE_COLUMNS, OTHER_COLUMNS = 70, 12
 
 

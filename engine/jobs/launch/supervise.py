@@ -66,7 +66,7 @@ class Child(Protocol[ResultT]):
     """Whether it is a program of somebody else: it may use other GPUs than those of the run, and is asked to stop, and
     not ended, when the run folder was moved or deleted."""
     pause_s: float
-    """Time before a restart, a second at most: nobody learns meanwhile that the run lives."""
+    """Seconds before a restart, at most 1: the heartbeat of the run stands still meanwhile."""
 
     def start(self, usage: GpuUsagePoller) -> Started[ResultT]:
         """Start the processes. Raises UsageError."""

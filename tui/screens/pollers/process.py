@@ -83,7 +83,7 @@ class ProcessPoller(Poller):
         super().__init__("process", interval_s)
         self._find, self._searches = find, searches
         self.process: ProcessId | None = None
-        """The process of the latest reading."""
+        """The process that the latest poll read; None before the first."""
         self.latest: ProcessReading | None = None
         self._cpu: dict[ProcessId, float] = {}
         self._cpu_time = self._next_search = 0.0

@@ -47,7 +47,7 @@ class Poller:
         self.on_poll: Callable[[], object] = lambda: None
         """Called in the thread after each poll."""
         self.problem: Problem | None = None
-        """Why the latest poll has read nothing."""
+        """Why the latest poll failed; None if it succeeded."""
         self.min_interval_s = 0.0
         """Seconds between polls at least, except for requested ones."""
 
