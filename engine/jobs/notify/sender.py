@@ -81,7 +81,8 @@ def _read_file(path: Path, label: str) -> list[Destination]:
     """Return the lines of a file: one URL per line, empty lines and lines that begin with # are skipped. Raises
     UsageError."""
     try:
-        # The file may be a symbolic link: programs that manage dotfiles create one. What counts is the file that it leads to.
+        # The file may be a symbolic link: programs that manage dotfiles create one. What counts is
+        # its target.
         target = path.resolve()
         status = target.stat()
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
